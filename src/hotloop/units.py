@@ -1,4 +1,4 @@
-"""Formatting and parsing of quantities. Bytes are integers, seconds are floats; GiB and minutes exist only when shown."""
+"""Formatting of quantities. Bytes are integers and seconds are floats; GiB and minutes exist only when shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command line: finds a command's module by its name and prints errors the same way everywhere.
 
-Owns: the `hotloop` group, lazy loading (a module under `cli/` is imported only when its command is called or its help is
-shown), exit codes, `--traceback`.
+Owns: the `hotloop` group, lazy loading (a module under `cli/` is imported only when its command is called or its
+help is shown), exit codes, `--traceback`.
 Does not do: anything that a command does.
 """
 
@@ -52,8 +52,10 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+        rows = [(name, COMMANDS[name]) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 def _module_name(command: str) -> str:

@@ -113,7 +113,7 @@ class WeightUpdate:
     policy_version: int
     snapshot_identity: str = ""
     tensors: Mapping[str, Any] = field(default_factory=dict)
-    """Checkpoint name -> array-like (numpy array, or torch tensor for an in-process engine), any float dtype; cast on write."""
+    """Checkpoint name -> numpy array (or torch tensor for an in-process engine), any float dtype; cast on write."""
     ranges: Sequence[TensorRange] = ()
     """In the dtype of the checkpoint that the engine was opened from."""
 

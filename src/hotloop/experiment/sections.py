@@ -1,7 +1,7 @@
 """The sections of an experiment file that the export and the loop both read, and the one that only the laptop reads.
 
-Owns: `[sampling] [algorithm] [optimizer] [data] [reward] [export] [laptop]` as frozen pydantic records. Their defaults are
-the values that the export always writes, so a file with and without them exports the same bytes.
+Owns: `[sampling] [algorithm] [optimizer] [data] [reward] [export] [laptop]` as frozen pydantic records. Their
+defaults are the values that the export always writes, so a file with and without them exports the same bytes.
 
 Promises: validators check and never change another field; rules across fields live in `checks.py`.
 Does not do: the flat choices (choices.py), reading files (load.py).
@@ -208,7 +208,7 @@ class Laptop(Section):
     eval_rows: int = Field(512, ge=1)
     """Held-out items evaluated, greedy and sampled."""
     publish: str = ""
-    """Bucket that this run publishes its policy versions into; empty means none (a folder of the run for `separate`)."""
+    """Bucket that this run publishes its policy versions into; empty: none (`separate`: a folder of the run)."""
     publish_full_every: int = Field(25, ge=1)
     service_url: str = ""
     """Address of the deployment for `layout = external`."""

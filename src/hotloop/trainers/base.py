@@ -1,7 +1,7 @@
 """The Trainer port: samples in, an optimizer step out.
 
-Owns: the Protocol that every trainer implements (torch, fake), its settings and records, and `open_trainer`, which imports
-an implementation when called so that nobody else names torch.
+Owns: the Protocol that every trainer implements (torch, fake), its settings and records, and `open_trainer`, which
+imports an implementation when called so that nobody else names torch.
 
 Promises (held by tests/contract/test_trainer_contract.py on every implementation):
 - `train_round` is deterministic: same state and batch, same metrics and weights;
