@@ -28,6 +28,8 @@ _TEXT_FORMS = {
     "xxh3-128": re.compile(r"[0-9a-f]{32}"),
     "blake3": re.compile(r"[0-9a-f]{64}"),
 }
+TEXT_LENGTHS = {"alder32": 10, "adler32": 8, "xxh3-128": 32, "blake3": 64}
+"""The most characters that a checksum's text has."""
 _PACKAGES = {"xxh3-128": "xxhash", "blake3": "blake3"}
 
 

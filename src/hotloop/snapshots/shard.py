@@ -285,6 +285,7 @@ class ShardWriter:
         path: Path | str,
         tensors: Mapping[str, tuple[str, tuple[int, ...] | None]],
         *,
+        data_bytes: int = (1 << 63) - 1,
         metadata_bytes: int = 0,
         sync: bool = False,
     ) -> None:
@@ -294,6 +295,7 @@ class ShardWriter:
             path: final name.
             tensors: dtype and shape of each tensor that will be written; shape None means one dimension, as long as
                 what is written (U8 payloads).
+            data_bytes: upper bound of all tensor bytes together; only the room for its digits depends on it.
             metadata_bytes: upper bound of the JSON text of the metadata that `finish` gets.
             sync: flush to the device before the file gets its name.
         """
@@ -304,7 +306,9 @@ class ShardWriter:
         self._current: str | None = None
         self._position = 0
         self._current_start = 0
-        bound = len(self._render_header(_widest(self._planned), {})) + metadata_bytes + len(METADATA_KEY) + 8
+        bound = (
+            len(self._render_header(_widest(self._planned, data_bytes), {})) + metadata_bytes + len(METADATA_KEY) + 8
+        )
         if bound > MAX_HEADER_BYTES:
             _refuse(self.path.name, f"its header would need {bound} bytes; {MAX_HEADER_BYTES} are allowed")
         # Data starts at a multiple of 8, as the reference writer has it, so that readers may map words.
@@ -343,6 +347,12 @@ class ShardWriter:
         self._current = None
         return size
 
+    def omit(self, name: str) -> None:
+        """Take back a planned tensor that shall not be written after all."""
+        if name == self._current or name in self._written:
+            raise ValueError(f"{name!r} is already written")
+        del self._planned[name]
+
     def finish(self, metadata: Mapping[str, str] | None = None) -> int:
         """Write the header, give the file its name and return its size in bytes."""
         if self._current is not None or self._written.keys() != self._planned.keys():
@@ -380,13 +390,12 @@ class ShardWriter:
         self.abort()
 
 
-def _widest(planned: Mapping[str, tuple[str, tuple[int, ...] | None]]) -> dict[str, dict[str, Any]]:
-    widest_number = (1 << 63) - 1
+def _widest(planned: Mapping[str, tuple[str, tuple[int, ...] | None]], data_bytes: int) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "dtype": dtype,
-            "shape": [widest_number] if shape is None else list(shape),
-            "data_offsets": [widest_number, widest_number],
+            "shape": [data_bytes] if shape is None else list(shape),
+            "data_offsets": [data_bytes, data_bytes],
         }
         for name, (dtype, shape) in planned.items()
     }

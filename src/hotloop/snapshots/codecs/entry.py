@@ -1,0 +1,222 @@
+"""One delta entry: from two tensors to a payload, and from a payload to a verified change; and a shard of them.
+
+Owns: what `arc_v2` and `xor_zstd` have in common: choosing the payload form, every check on a delta entry, checksum
+verification, and spreading the tensors of a shard over threads.
+
+Promises: `decode_entries` makes all checks that need no decompression before it returns, so a broken entry is found
+before work starts. Each `TensorChange` was verified against the delta's checksum, and against the manifest's Adler-32
+where the caller has one.
+
+Does not do: which tensors a shard must hold (the two formats differ in that).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hotloop.errors import SnapshotError
+from hotloop.snapshots import checksum
+from hotloop.snapshots.codecs import difference, overwrite
+from hotloop.snapshots.codecs.base import DeltaFormats, EncodedShard, EncodedTensor, TensorBytes, TensorChange
+from hotloop.snapshots.codecs.parallel import map_in_order
+from hotloop.snapshots.codecs.zstd_frame import FrameError, Payload, walk_frames
+from hotloop.snapshots.shard import Shard, ShardWriter
+
+
+def _compute_most_stored(tensor_bytes: int) -> int:
+    """Return an upper bound of a payload: every byte changed, nothing compressed, zstd's and its frame's overhead."""
+    most = overwrite.compute_most_bytes(tensor_bytes)
+    return most + most // 128 + 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaEntry:
+    """One tensor of a delta shard, checked as far as possible without decompressing."""
+
+    name: str
+    base: TensorBytes
+    payload: memoryview
+    layout: Payload
+    checksum: str
+    adler32: int | None
+    """What the manifest says about the new tensor, where there is one."""
+    where: str
+    """The delta file, for messages."""
+
+
+# ---- encode
+
+
+def encode_shard_of(
+    names: Sequence[str],
+    base: Mapping[str, TensorBytes],
+    new: Mapping[str, TensorBytes],
+    out: Path,
+    *,
+    formats: DeltaFormats,
+    level: int,
+    keeps_unchanged: bool,
+    workers: int | None,
+    scratch: Path | None,
+) -> EncodedShard:
+    """Encode some tensors and write them, in the order of their names, as one delta file.
+
+    Args:
+        names: the tensors of this file.
+        keeps_unchanged: whether an unchanged tensor is written as zeros or left out.
+    Raises:
+        SnapshotError: `checksum_unavailable`, `no_space`, `unsupported_format` (overwrite on a tensor above 4 GiB).
+    """
+    checksum.check_available(formats.checksum_format)
+    scratch = out.parent if scratch is None else scratch
+    ordered = sorted(names)
+    job = partial(_encode_one, base=base, new=new, formats=formats, level=level, scratch=scratch)
+    done: list[EncodedTensor] = []
+    texts: dict[str, str] = {}
+    widest_text = "0" * checksum.TEXT_LENGTHS[formats.checksum_format]
+    with ShardWriter(
+        out,
+        dict.fromkeys(ordered, ("U8", None)),
+        data_bytes=sum(_compute_most_stored(new[name].nbytes) for name in ordered),
+        metadata_bytes=len(json.dumps(dict.fromkeys(ordered, widest_text), ensure_ascii=False).encode()),
+    ) as writer:
+        for name, encoded in zip(ordered, map_in_order(job, ordered, workers=workers), strict=True):
+            changed = encoded.changed_bytes > 0
+            stored = len(encoded.payload) if changed or keeps_unchanged else 0
+            nbytes = new[name].nbytes
+            done.append(EncodedTensor(name, nbytes, encoded.adler32, changed, stored, encoded.changed_bytes))
+            if changed or keeps_unchanged:
+                writer.begin(name)
+                writer.write(encoded.payload)
+                writer.end()
+                texts[name] = encoded.digest
+            else:
+                writer.omit(name)
+        size = writer.finish(texts)
+    return EncodedShard(out.name, size, tuple(done))
+
+
+def _encode_one(
+    name: str,
+    *,
+    base: Mapping[str, TensorBytes],
+    new: Mapping[str, TensorBytes],
+    formats: DeltaFormats,
+    level: int,
+    scratch: Path,
+) -> difference.Encoded:
+    encode = overwrite.encode_overwrite if formats.delta_encoding == "overwrite" else difference.encode_xor
+    return encode(
+        base[name].data, new[name].data, checksum_format=formats.checksum_format, level=level, scratch=scratch
+    )
+
+
+# ---- decode
+
+
+def decode_entries(
+    delta: Shard,
+    base: Mapping[str, TensorBytes],
+    *,
+    formats: DeltaFormats,
+    expected_adler32: Mapping[str, int] | None,
+    workers: int | None,
+    scratch: Path | None,
+) -> Iterator[TensorChange]:
+    """Check all entries of a delta shard now, and yield their changes, by name, when iterated.
+
+    Args:
+        delta: its names are known to be in `base`.
+        expected_adler32: per tensor from the manifest; may hold other names, too.
+        scratch: directory for what does not fit the memory bound; None means the system's.
+    Raises:
+        SnapshotError: now `checksum_unavailable`, `checksum_missing`, `checksum_malformed`, `malformed_shard`,
+            `decode_failed`, `size_mismatch`; while iterating also `checksum_mismatch` and `no_space`.
+    """
+    checksum.check_available(formats.checksum_format)
+    entries = [
+        _check_entry(delta, name, base[name], formats, (expected_adler32 or {}).get(name))
+        for name in sorted(delta.tensors)
+    ]
+    return map_in_order(partial(_decode_entry, formats=formats, scratch=scratch), entries, workers=workers)
+
+
+def _check_entry(delta: Shard, name: str, base: TensorBytes, formats: DeltaFormats, adler32: int | None) -> DeltaEntry:
+    where, entry = delta.name, delta.tensors[name]
+    if entry.dtype != "U8" or len(entry.shape) != 1:
+        raise SnapshotError(
+            "malformed_shard",
+            f"delta entry {name!r} is {entry.dtype} {list(entry.shape)}; it must be U8 with one dimension",
+            where=where,
+            do="This may be a full snapshot; give it as an anchor, not as a delta.",
+            details={"tensor": name, "file": where},
+        )
+    text = checksum.check_text(delta.metadata.get(name), formats.checksum_format, tensor=name, where=where)
+    payload = delta.read(name)
+    most = overwrite.compute_most_bytes(base.nbytes) if formats.delta_encoding == "overwrite" else base.nbytes
+    try:
+        layout = walk_frames(payload, most)
+    except FrameError as error:
+        raise _refuse_payload(name, error, where) from error
+    if layout.content_bytes is not None and formats.delta_encoding == "xor" and layout.content_bytes != base.nbytes:
+        raise difference.refuse_size(name, base.nbytes, layout.content_bytes, where)
+    return DeltaEntry(name, base, payload, layout, text, adler32, where)
+
+
+def _decode_entry(entry: DeltaEntry, *, formats: DeltaFormats, scratch: Path | None) -> TensorChange:
+    hasher, adler = difference.make_hashers(formats.checksum_format, with_adler32=entry.adler32 is not None)
+    hashers = [hasher] if adler is None or hasher is adler else [hasher, adler]
+    collector = difference.ChangeCollector(entry.base.nbytes, scratch)
+    old = entry.base.data
+    is_overwrite = formats.delta_encoding == "overwrite"
+    if not is_overwrite and entry.layout.is_zero and entry.layout.zero_bytes == entry.base.nbytes:
+        difference.hash_unchanged(old, hashers)
+    else:
+        try:
+            if is_overwrite:
+                overwrite.decode_overwrite(old, entry.payload, hashers, collector, entry.name, entry.where, scratch)
+            else:
+                found = difference.decode_xor(old, entry.payload, hashers, collector)
+                if found is not None:
+                    raise difference.refuse_size(entry.name, entry.base.nbytes, found, entry.where)
+        except FrameError as error:
+            raise _refuse_payload(entry.name, error, entry.where) from error
+    _verify(entry, entry.checksum, hasher.hexdigest())
+    if adler is not None and entry.adler32 is not None:
+        _verify(entry, entry.adler32, adler.value)
+    ranges, data = collector.finish()
+    return TensorChange(
+        name=entry.name,
+        file=entry.base.file,
+        nbytes=entry.base.nbytes,
+        ranges=ranges,
+        data=data,
+        checksum=entry.checksum,
+        adler32=None if adler is None else adler.value,
+    )
+
+
+def _verify(entry: DeltaEntry, expected: str | int, actual: str | int) -> None:
+    if expected != actual:
+        raise SnapshotError(
+            "checksum_mismatch",
+            f"tensor {entry.name!r} has checksum {actual} after the delta; {expected} was expected",
+            where=entry.where,
+            do="The base is not the delta's parent, or the file is damaged. Nothing was changed; fetch it again once, "
+            "then rebuild from an anchor.",
+            details={"tensor": entry.name, "expected": expected, "actual": actual},
+        )
+
+
+def _refuse_payload(name: str, error: FrameError, where: str) -> SnapshotError:
+    return SnapshotError(
+        "decode_failed",
+        f"the payload of tensor {name!r} is not sound: {error}",
+        where=where,
+        do="Fetch the file again; if it fails again, publish the snapshot again under a new identity.",
+        details={"tensor": name, "cause": str(error)},
+    )

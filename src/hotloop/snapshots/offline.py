@@ -1,0 +1,481 @@
+"""Deltas on plain directories: encode, apply, inspect, without a bucket.
+
+Owns: walking a checkpoint directory file by file with the codecs, and putting a new directory in place in one step.
+
+Promises: inputs are only read. The output directory appears complete, under its name, by one rename; on any error, or
+a kill at any moment, it does not exist, and at most a hidden `.NAME.partial-*` directory is left, which the next call
+for the same output removes. Every tensor is verified before the rename. Works without torch.
+
+Does not do: identities, chains and manifests (publisher, chain); it takes a directory for what it is told to be.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hotloop.errors import InputError, SnapshotError
+from hotloop.snapshots.codecs import arc_v2, xor_zstd
+from hotloop.snapshots.codecs.base import (
+    ARC_V2_FORMATS,
+    DeltaFormats,
+    EncodedShard,
+    TensorChange,
+    check_same_layout,
+    check_same_names,
+    list_tensors,
+    parse_formats,
+)
+from hotloop.snapshots.shard import Shard, open_shard
+
+INDEX_NAME = "model.safetensors.index.json"
+MANIFEST_NAME = "snapshot.json"
+SHARD_SUFFIX = ".safetensors"
+MAX_INDEX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeReport:
+    """What `encode_directory` did."""
+
+    formats: DeltaFormats
+    files: tuple[EncodedShard, ...]
+    full_bytes: int
+    """Bytes of all tensors."""
+    stored_bytes: int
+    """Bytes of the delta's weight files."""
+    changed_bytes: int
+    seconds: float
+
+    @property
+    def changed_frac(self) -> float:
+        """Share of tensor bytes that differ, 0..1."""
+        return self.changed_bytes / self.full_bytes if self.full_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyReport:
+    """What `apply_directory` did."""
+
+    formats: DeltaFormats
+    tensors: int
+    changed_tensors: int
+    full_bytes: int
+    written_bytes: int
+    """Bytes that were written over the copy of the base."""
+    seconds: float
+
+
+def open_shards(directory: Path, stack: ExitStack) -> dict[str, Shard]:
+    """Open every safetensors file of a directory, by file name; the stack closes them.
+
+    Raises:
+        SnapshotError: `malformed_shard`, `missing_object` when there is none.
+        InputError: `not_a_directory`.
+    """
+    _check_directory(directory)
+    paths = sorted(path for path in directory.iterdir() if path.suffix == SHARD_SUFFIX and path.is_file())
+    return {path.name: stack.enter_context(open_shard(path)) for path in paths}
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise InputError(
+            "not_a_directory", "there is no such directory", where=str(directory), do="Name an existing directory."
+        )
+
+
+def read_index(directory: Path) -> dict[str, Any] | None:
+    """Read a directory's index; None when it has none.
+
+    Raises:
+        SnapshotError: `invalid_index`.
+    """
+    return _read_object(directory / INDEX_NAME, "invalid_index")
+
+
+def _read_object(path: Path, code: str) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    why = ""
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        why = f"it is larger than {MAX_INDEX_BYTES} bytes"
+    else:
+        try:
+            parsed = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            why = f"it is not JSON: {error}"
+        else:
+            if isinstance(parsed, dict):
+                return parsed
+            why = "it is not a JSON object"
+    raise SnapshotError(
+        code, why, where=path.name, do="Fetch or publish the snapshot again.", details={"file": path.name}
+    )
+
+
+def detect_formats(directory: Path) -> DeltaFormats | None:
+    """Say how a delta directory is stored: its manifest, else its index, else None.
+
+    Raises:
+        SnapshotError: `manifest_invalid`, `invalid_index`, `unsupported_format`, `unsupported_checksum`.
+    """
+    manifest = _read_object(directory / MANIFEST_NAME, "manifest_invalid")
+    if manifest is not None and isinstance(manifest.get("formats"), dict) and manifest.get("kind") == "delta":
+        named = manifest["formats"]
+        return parse_formats(
+            named.get("compression_format"),
+            named.get("checksum_format"),
+            named.get("delta_encoding"),
+            where=MANIFEST_NAME,
+        )
+    index = read_index(directory)
+    if index is not None and xor_zstd.is_delta_index(index):
+        return xor_zstd.parse_index(index, where=INDEX_NAME).formats
+    return None
+
+
+@contextmanager
+def _new_directory(out: Path, inputs: Sequence[Path]) -> Iterator[Path]:
+    """Yield an empty hidden directory that becomes `out` when the block ends well, and goes when it does not."""
+    out = out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError("output_exists", "the output exists and is not empty", where=str(out), do="Name a new one.")
+    if any(out.resolve() == path.resolve() for path in inputs):
+        raise InputError("output_exists", "the output is one of the inputs", where=str(out), do="Name a new one.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in out.parent.glob(f".{_escape_glob(out.name)}.partial-*"):
+        shutil.rmtree(left_over)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    partial.mkdir()
+    try:
+        yield partial
+        os.replace(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _escape_glob(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+# ---- encode
+
+
+def encode_directory(
+    base: Path,
+    new: Path,
+    out: Path,
+    *,
+    formats: DeltaFormats = ARC_V2_FORMATS,
+    level: int | None = None,
+    workers: int | None = None,
+    version: str = "000001",
+    base_version: str = "000000",
+) -> EncodeReport:
+    """Write the delta from one checkpoint directory to another.
+
+    Args:
+        base: the parent checkpoint.
+        new: the checkpoint it became; same tensors, dtypes and shapes.
+        out: the delta directory; must not exist, or be empty.
+        formats: see `codecs.base.parse_formats`.
+        level: zstd level; None means 3 for arc_v2 and 1 for slime.
+        workers: threads; None means one per core, at most 8.
+        version: slime form only, for its index.
+        base_version: slime form only, for its index.
+    Raises:
+        InputError: `not_a_directory`, `output_exists`.
+        SnapshotError: as the codecs' `encode_shard`; `malformed_shard` and `missing_object` for the inputs.
+    """
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        base_shards, new_shards = open_shards(base, stack), open_shards(new, stack)
+        _check_has_weights(base_shards, base)
+        partial = stack.enter_context(_new_directory(out, [base, new]))
+        if formats.is_arc_v2:
+            files = _encode_arc_v2(base_shards, new_shards, partial, formats, level, workers)
+            _copy_others(base, partial, only={INDEX_NAME})
+            _copy_others(new, partial, only={"config.json"})
+        else:
+            files = _encode_slime(base_shards, new_shards, partial, formats, level, workers, version, base_version)
+    tensors = [tensor for file in files for tensor in file.tensors]
+    return EncodeReport(
+        formats=formats,
+        files=tuple(files),
+        full_bytes=sum(tensor.nbytes for tensor in tensors),
+        stored_bytes=sum(file.nbytes for file in files),
+        changed_bytes=sum(tensor.changed_bytes for tensor in tensors),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _check_has_weights(shards: Mapping[str, Shard], directory: Path) -> None:
+    if not shards:
+        raise SnapshotError(
+            "missing_object",
+            "there is no safetensors file",
+            where=str(directory),
+            do="Name a checkpoint directory. Pickled weights are not read.",
+            details={"key": f"*{SHARD_SUFFIX}"},
+        )
+
+
+def _encode_arc_v2(
+    base: Mapping[str, Shard],
+    new: Mapping[str, Shard],
+    out: Path,
+    formats: DeltaFormats,
+    level: int | None,
+    workers: int | None,
+) -> list[EncodedShard]:
+    """Encode file by file. The new checkpoint's tensors may lie in other files than the base's."""
+    new_tensors, base_tensors = list_tensors(new.values()), list_tensors(base.values())
+    check_same_layout(base_tensors, new_tensors, where=str(out.name))
+    return [
+        arc_v2.encode_shard(
+            list_tensors([shard]),
+            {name: new_tensors[name] for name in shard.tensors},
+            out / file,
+            formats=formats,
+            level=arc_v2.DEFAULT_LEVEL if level is None else level,
+            workers=workers,
+        )
+        for file, shard in base.items()
+    ]
+
+
+def _encode_slime(
+    base: Mapping[str, Shard],
+    new: Mapping[str, Shard],
+    out: Path,
+    formats: DeltaFormats,
+    level: int | None,
+    workers: int | None,
+    version: str,
+    base_version: str,
+) -> list[EncodedShard]:
+    base_tensors, new_tensors = list_tensors(base.values()), list_tensors(new.values())
+    check_same_layout(base_tensors, new_tensors, where=out.name)
+    groups = xor_zstd.split_names(new_tensors)
+    files: list[EncodedShard] = []
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(groups):
+        path = out / f"model-{number:05d}-of-{len(groups):05d}{SHARD_SUFFIX}"
+        done = xor_zstd.encode_shard(
+            names,
+            base_tensors,
+            new_tensors,
+            path,
+            formats=formats,
+            level=xor_zstd.DEFAULT_LEVEL if level is None else level,
+            workers=workers,
+        )
+        stored = [tensor.name for tensor in done.tensors if tensor.changed]
+        if not stored:
+            path.unlink()
+            done = EncodedShard(done.file, 0, done.tensors)
+        weight_map.update(dict.fromkeys(stored, path.name))
+        files.append(done)
+    index = xor_zstd.render_index(weight_map, version=version, base_version=base_version, formats=formats)
+    (out / INDEX_NAME).write_text(json.dumps(index), encoding="utf-8")
+    return files
+
+
+def _copy_others(source: Path, target: Path, *, only: set[str] | None = None) -> None:
+    """Copy the plain files of a directory that are not weights, over those already there."""
+    for path in sorted(source.iterdir()):
+        wanted = path.name in only if only is not None else path.name != MANIFEST_NAME
+        if wanted and path.is_file() and path.suffix != SHARD_SUFFIX:
+            shutil.copyfile(path, target / path.name)
+
+
+# ---- apply
+
+
+def iter_changes(
+    base: Mapping[str, Shard],
+    delta: Mapping[str, Shard],
+    formats: DeltaFormats,
+    *,
+    index: Mapping[str, Any] | None = None,
+    expected_adler32: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    scratch: Path | None = None,
+) -> Iterator[TensorChange]:
+    """Check all files of a delta against a base and yield every verified change.
+
+    Args:
+        base: the base's shards by file name.
+        delta: the delta's shards by file name.
+        formats: how the delta is stored.
+        index: the delta's index; its `weight_map`, where there is one, must name exactly what the shards hold.
+        expected_adler32: per tensor from the manifest, checked too.
+        workers: threads.
+        scratch: directory for changes too large for memory.
+    Raises:
+        SnapshotError: at the call, for every file, all that needs no decompression; while iterating the rest. See
+            `arc_v2.decode_shard`.
+    """
+    if index is not None and isinstance(index.get("weight_map"), dict):
+        _check_weight_map(index["weight_map"], delta)
+    base_tensors = list_tensors(base.values())
+    streams: list[Iterator[TensorChange]] = []
+    if formats.is_arc_v2:
+        _check_same_files(base, delta)
+        for file, shard in delta.items():
+            tensors = {name: base_tensors[name] for name in base[file].tensors}
+            streams.append(
+                arc_v2.decode_shard(
+                    shard,
+                    tensors,
+                    formats=formats,
+                    expected_adler32=expected_adler32,
+                    workers=workers,
+                    scratch=scratch,
+                )
+            )
+    else:
+        list_tensors(delta.values())  # refuses a tensor that two files hold
+        for shard in delta.values():
+            streams.append(
+                xor_zstd.decode_shard(
+                    shard,
+                    base_tensors,
+                    formats=formats,
+                    expected_adler32=expected_adler32,
+                    workers=workers,
+                    scratch=scratch,
+                )
+            )
+    return (change for stream in streams for change in stream)
+
+
+def _check_same_files(base: Mapping[str, Shard], delta: Mapping[str, Shard]) -> None:
+    missing, extra = sorted(base.keys() - delta.keys()), sorted(delta.keys() - base.keys())
+    if missing or extra:
+        raise SnapshotError(
+            "tensor_set_mismatch",
+            f"the delta's files differ from the base's: missing {missing[:3]}, extra {extra[:3]}",
+            do="An arc_v2 delta has one file for each base file, with the same name.",
+            details={"missing": missing[:20], "extra": extra[:20]},
+        )
+
+
+def _check_weight_map(weight_map: Mapping[str, Any], delta: Mapping[str, Shard]) -> None:
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(SHARD_SUFFIX):
+            raise SnapshotError(
+                "invalid_index",
+                f"weight_map names {file!r} for tensor {name!r}; it must be a safetensors file beside the index",
+                where=INDEX_NAME,
+                do="Publish the snapshot again with plain file names.",
+                details={"tensor": name, "file": file},
+            )
+    missing = sorted(set(weight_map.values()) - delta.keys())
+    if missing:
+        raise SnapshotError(
+            "missing_object",
+            f"the index names {len(missing)} files that are not there, first {missing[0]}",
+            where=INDEX_NAME,
+            do="Fetch or publish the snapshot again.",
+            details={"key": missing[0]},
+        )
+    held = {name: shard.name for shard in delta.values() for name in shard.tensors}
+    check_same_names(weight_map, held, where=INDEX_NAME)
+
+
+class _WritableCopies:
+    """Copies of base files, made when the first change for one arrives, and mapped for writing."""
+
+    def __init__(self, base: Path, out: Path) -> None:
+        self._base, self._out = base, out
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def write(self, change: TensorChange, offset: int) -> None:
+        """Write a change of a tensor that starts at `offset` of its file."""
+        if change.file not in self._maps:
+            path = self._copy(change.file)
+            with path.open("r+b") as file:
+                self._maps[change.file] = mmap.mmap(file.fileno(), 0)
+        with memoryview(self._maps[change.file]) as whole, whole[offset : offset + change.nbytes] as target:
+            change.write_into(target)
+
+    def copy_rest(self, files: Iterable[str]) -> None:
+        """Copy the files that no change touched, and let the changed ones reach the disk."""
+        for file in files:
+            if file not in self._maps:
+                self._copy(file)
+        for mapped in self._maps.values():
+            mapped.flush()
+
+    def _copy(self, file: str) -> Path:
+        return Path(shutil.copyfile(self._base / file, self._out / file))
+
+    def __enter__(self) -> _WritableCopies:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for mapped in self._maps.values():
+            mapped.close()
+
+
+def apply_directory(
+    base: Path,
+    delta: Path,
+    out: Path,
+    *,
+    formats: DeltaFormats | None = None,
+    workers: int | None = None,
+) -> ApplyReport:
+    """Build the checkpoint that a delta leads to.
+
+    Args:
+        base: the parent checkpoint.
+        delta: the delta directory.
+        out: the new checkpoint directory; must not exist, or be empty.
+        formats: None means what the delta says of itself, else `arc_v2` with `alder32`.
+        workers: threads; None means one per core, at most 8.
+    Raises:
+        InputError: `not_a_directory`, `output_exists`.
+        SnapshotError: any reason of `arc_v2.decode_shard`; `invalid_index`, `missing_object`, `manifest_invalid`.
+    """
+    began = time.perf_counter()
+    written, changed, seen = 0, 0, 0
+    with ExitStack() as stack:
+        base_shards, delta_shards = open_shards(base, stack), open_shards(delta, stack)
+        _check_has_weights(base_shards, base)
+        chosen = formats or detect_formats(delta) or ARC_V2_FORMATS
+        changes = iter_changes(base_shards, delta_shards, chosen, index=read_index(delta), workers=workers)
+        partial = stack.enter_context(_new_directory(out, [base, delta]))
+        copies = stack.enter_context(_WritableCopies(base, partial))
+        for change in changes:
+            seen += 1
+            if change.is_changed:
+                entry = base_shards[change.file].tensors[change.name]
+                copies.write(change, entry.offset)
+                changed += 1
+                written += len(change.data)
+        copies.copy_rest(base_shards)
+        _copy_others(base, partial)
+        if chosen.is_arc_v2:
+            _copy_others(delta, partial)
+    tensors = [entry for shard in base_shards.values() for entry in shard.tensors.values()]
+    return ApplyReport(
+        formats=chosen,
+        tensors=len(tensors),
+        changed_tensors=changed,
+        full_bytes=sum(entry.nbytes for entry in tensors),
+        written_bytes=written,
+        seconds=time.perf_counter() - began,
+    )
