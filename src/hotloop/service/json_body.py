@@ -1,0 +1,68 @@
+"""JSON in and out of the service: reads a body within a size limit, writes with orjson.
+
+Owns: the body limit and the plain words for a body that is not JSON.
+Promises: a body above the limit is refused while it arrives, never collected first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hotloop.errors import ServiceError
+
+
+class JsonResponse(Response):
+    """A JSON answer written by orjson."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read a request body of at most `max_bytes`.
+
+    Raises:
+        ServiceError: `request_too_large`.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        ServiceError: `invalid_json`, also for JSON that is not an object.
+    """
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ServiceError("invalid_json", f"the body is not JSON: {error}", do="Send a JSON object.") from None
+    if not isinstance(parsed, dict):
+        raise ServiceError(
+            "invalid_json", f"the body is a JSON {type(parsed).__name__}, not an object", do="Send a JSON object."
+        )
+    return parsed
+
+
+def _too_large(max_bytes: int) -> ServiceError:
+    return ServiceError(
+        "request_too_large",
+        f"the body is above the limit of {max_bytes} bytes",
+        do="Send a smaller request, or raise limits.max_body_bytes.",
+    )
