@@ -3,8 +3,8 @@
 Owns: loading `flags.json` (beside this file; read from the argument parsers of slime 624b824a, Megatron-LM and SGLang),
 splitting an argument vector into flags and values, and checking each against the table.
 
-Promises: `check_flags` reports an unknown name, a wrong number of values, a value of the wrong type, a value outside the
-choices, and a flag that the chosen slime does not have. slime itself drops an unknown flag without a word, so this
+Promises: `check_flags` reports an unknown name, a wrong number of values, a value of the wrong type, a value outside
+the choices, and a flag that the chosen slime does not have. slime itself drops an unknown flag without a word, so this
 check is the only early warning.
 
 Does not do: rules across flags (argv_rules.py).
@@ -181,7 +181,9 @@ def check_flags(words: Sequence[str], slime_target: str) -> list[FlagProblem]:
         slime_target: `v0.4.0` or `624b824a`; the second has no later flags.
     """
     uses, strays = split_flags(words)
-    problems = [FlagProblem("stray_word", "", f"{word!r} belongs to no flag, so the parsers drop it") for word in strays]
+    problems = [
+        FlagProblem("stray_word", "", f"{word!r} belongs to no flag, so the parsers drop it") for word in strays
+    ]
     for use in uses:
         problems.extend(_check_use(use, slime_target))
     return problems
