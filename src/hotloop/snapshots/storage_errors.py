@@ -1,0 +1,152 @@
+"""What went wrong in a store, in our words: which fault it is, which right is missing, and never a secret.
+
+Owns: turning an exception of the storage library into one `SnapshotError`.
+
+Promises: a message holds the bucket, the key and the store's own error code, and nothing else of the store's answer,
+because answers may repeat an access key or a signed address.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from hotloop.errors import SnapshotError
+
+RIGHTS = {
+    "list": "list (s3:ListBucket)",
+    "get": "get (s3:GetObject)",
+    "head": "get (s3:GetObject)",
+    "put": "put (s3:PutObject)",
+    "multipart": "put (s3:PutObject, s3:AbortMultipartUpload)",
+    "delete": "delete (s3:DeleteObject)",
+}
+_STORE_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestTimeTooSkewed"}
+_REGION = {
+    "PermanentRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "TemporaryRedirect",
+}
+_DENIED = {
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "InvalidToken",
+    "AllAccessDisabled",
+    "Forbidden",
+}
+
+
+class AlreadyThere(Exception):
+    """A create-only put found an object under its key."""
+
+
+def translate(error: Exception, *, action: str, url: str, key: str) -> Exception:
+    """Turn a fault of the storage library into ours.
+
+    Args:
+        action: a key of `RIGHTS`.
+        url: the bucket's address, without credentials.
+        key: the key relative to the bucket's prefix.
+
+    Returns: `AlreadyThere`, or a SnapshotError `missing_object`, `storage_access` (with `details.cause` `denied`,
+        `expired`, `region` or `no_bucket`), `no_space`, `invalid_index` or `storage_unavailable`.
+    """
+    where = f"{url}/{key}" if key else url
+    if isinstance(error, AlreadyExistsError | PreconditionError):
+        return AlreadyThere(where)
+    text = str(error)
+    found = _STORE_CODE.search(text)
+    store_code = found[1] if found else ""
+    denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
+    if store_code == "NoSuchBucket":
+        return _access("no_bucket", "the bucket does not exist", action, where, store_code)
+    if store_code in _EXPIRED:
+        return _access("expired", "the credentials have expired", action, where, store_code)
+    if store_code in _REGION or "missing a valid region" in text or "redirect" in text.lower():
+        return _access("region", "the bucket is in another region", action, where, store_code)
+    if denied or store_code in _DENIED:
+        return _access("denied", "the store refused the credentials or the right is missing", action, where, store_code)
+    if isinstance(error, FileNotFoundError):
+        return SnapshotError(
+            "missing_object",
+            "is not in the bucket",
+            where=where,
+            do="Check the identity, or wait until its upload has ended.",
+            details={"key": key},
+            retryable=True,
+        )
+    if isinstance(error, InvalidPathError):
+        return SnapshotError("invalid_index", "is not a key that the store takes", where=where, details={"key": key})
+    if isinstance(error, NotSupportedError | NotImplementedError):
+        return SnapshotError(
+            "storage_unavailable", f"the store cannot do {action}", where=where, details={"key": key}, exit_code=3
+        )
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text:
+        return make_no_space(where)
+    return SnapshotError(
+        "storage_unavailable",
+        f"{RIGHTS[action].split()[0]} failed{f' with {store_code}' if store_code else f' ({_describe(text)})'}",
+        where=where,
+        do="Check that the store can be reached; the call is tried again until its time budget is spent.",
+        details={"key": key, "store_code": store_code},
+        retryable=True,
+        exit_code=3,
+    )
+
+
+def make_no_space(where: str) -> SnapshotError:
+    """Build the error for a full disk."""
+    return SnapshotError(
+        "no_space",
+        "the disk is full",
+        where=where,
+        do="Free space there, or give a larger disk, and try again; what was half written has been removed.",
+        retryable=True,
+        exit_code=3,
+    )
+
+
+def _access(cause: str, why: str, action: str, where: str, store_code: str) -> SnapshotError:
+    advice = {
+        "denied": f"Grant {RIGHTS[action]} on it, or give other keys; GCS HMAC keys also need AWS_SESSION_TOKEN unset.",
+        "expired": "Renew the credentials.",
+        "region": "Set AWS_DEFAULT_REGION, or aws_region of the reader secret, to the bucket's region.",
+        "no_bucket": "Create the bucket, or correct its name.",
+    }
+    right = f"; missing: {RIGHTS[action]}" if cause == "denied" else ""
+    return SnapshotError(
+        "storage_access",
+        f"{why}{f' ({store_code})' if store_code else ''}{right}",
+        where=where,
+        do=advice[cause],
+        details={"cause": cause, "right": RIGHTS[action], "store_code": store_code},
+        retryable=True,
+        exit_code=3,
+    )
+
+
+def _describe(text: str) -> str:
+    """Name the kind of a transport fault in a few fixed words; the text itself may hold addresses and keys."""
+    for needle, words in (
+        ("onnect", "no connection"),
+        ("imed out", "timed out"),
+        ("imeout", "timed out"),
+        ("50", "server error"),
+        ("429", "throttled"),
+        ("ody", "cut in the middle"),
+    ):
+        if needle in text:
+            return words
+    return "unknown fault"
