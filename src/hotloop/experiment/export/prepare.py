@@ -86,7 +86,8 @@ def render_prepare(choices: Experiment, model: Model, catalog: Catalog) -> str:
     return helpers + "prepare() {\n" + "\n".join(lines) + "\n}\n"
 
 
-_CAST_HELPERS = """# The published weights are FP8 blocks; the trainer reads BF16, without the quantisation block in the config.
+_CAST_HELPERS = """\
+# The published weights are FP8 blocks; the trainer reads BF16, without the quantisation block in the config.
 cast_to_bf16() {
   # tools/fp8_cast_bf16.py copies files through a shell, so it can only take plain paths.
   if [[ "$SOURCE_DIR$BF16_DIR" == *[!A-Za-z0-9_@%+=:,./-]* ]]; then

@@ -71,7 +71,7 @@ def render_header(choices: Experiment, model: Model) -> str:
             lines.append("Every flag below is one that slime 624b824a also has.")
     if choices.max_staleness is not None:
         lines += [
-            f"Staleness bound: {choices.max_staleness} versions. slime has no flag for it and nothing here enforces it:",
+            f"Staleness bound: {choices.max_staleness} versions. slime has no flag for it, so nothing below holds it:",
             "watch staleness/max, and lower concurrency, queue or response length when it rises above the bound.",
         ]
     return "\n".join(lines)
