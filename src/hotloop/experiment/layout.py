@@ -28,7 +28,7 @@ class GpuRecord(NamedTuple):
     """One GPU. A coordinate is -1 where the GPU has no trainer rank."""
 
     node: int
-    index: int
+    slot: int
     """Position on its node."""
     role: str
     """`train`, `colocated`, `rollout`, `prefill`, `decode`."""
@@ -157,9 +157,7 @@ def compute_stages(arch: Arch, recipe: Recipe) -> tuple[Stage, ...]:
         if arch.is_hybrid:
             every = arch.full_attention_interval or 4
             attention = last // every - first // every
-        stages.append(
-            Stage(index, first, size, dense, size - dense, attention, index == 0, index == len(counts) - 1)
-        )
+        stages.append(Stage(index, first, size, dense, size - dense, attention, index == 0, index == len(counts) - 1))
         first = last
     return tuple(stages)
 
@@ -192,8 +190,8 @@ def count_causal_pairs(ranges: tuple[tuple[int, int], ...]) -> int:
 
 
 def parse_external_addrs(text: str) -> list[str]:
-    """Split the list of external engines at spaces and commas."""
-    return text.replace(",", " ").split()
+    """Split the list of external engines at spaces and commas; a leading http:// is dropped."""
+    return [word.removeprefix("http://").rstrip("/") for word in text.replace(",", " ").split()]
 
 
 def _compute_groups(experiment: Experiment, engine_gpus: int, pool: int) -> tuple[EngineGroup, ...]:
@@ -250,9 +248,7 @@ def _make_records(
     if not is_colocated:
         for position, (role, serves) in enumerate(engine_of):
             place = train + position
-            records.append(
-                GpuRecord(place // per_node, place % per_node, role, -1, -1, -1, -1, -1, -1, -1, serves)
-            )
+            records.append(GpuRecord(place // per_node, place % per_node, role, -1, -1, -1, -1, -1, -1, -1, serves))
     return tuple(records)
 
 

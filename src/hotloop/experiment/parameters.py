@@ -57,9 +57,7 @@ def _count_attention(arch: Arch) -> int:
     hidden, heads = arch.hidden_size, arch.attention_heads
     if arch.is_mla:
         key = arch.qk_nope_head_dim + arch.qk_rope_head_dim
-        query = (
-            hidden * arch.q_lora_rank + arch.q_lora_rank * heads * key if arch.q_lora_rank else hidden * heads * key
-        )
+        query = hidden * arch.q_lora_rank + arch.q_lora_rank * heads * key if arch.q_lora_rank else hidden * heads * key
         latent = hidden * (arch.kv_lora_rank + arch.qk_rope_head_dim)
         expand = arch.kv_lora_rank * heads * (arch.qk_nope_head_dim + arch.v_head_dim)
         return query + latent + expand + heads * arch.v_head_dim * hidden

@@ -105,6 +105,8 @@ class MemoryPlan:
     """Tokens of KV cache that one engine holds; 0 when nothing is left for it."""
     requests_capacity: int
     """Whole responses (prompt and response) that one engine can hold at a time."""
+    balanced_state_ratio: float
+    """State over KV at which both run out together; 0 for a model without recurrent layers."""
     prompt_tokens: int
     response_tokens: int
     assumptions: tuple[str, ...]

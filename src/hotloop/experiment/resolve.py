@@ -1,6 +1,7 @@
 """Fill every choice that was left to the model's recipe.
 
-Owns: `resolve`, the default paths, and `effective_recipe`: the recipe as `export.slime_args` changes it. A choice of `None` in an Experiment means "as the recipe says"; a resolved
+Owns: `resolve`, the default paths, and `effective_recipe`: the recipe as the sections and `export.slime_args` change
+it. A choice of `None` in an Experiment means "as the recipe says"; a resolved
 Experiment has none left, except those where empty is a meaning of its own (`ssm_ratio`, `max_staleness`,
 `rounds_more`).
 
@@ -62,13 +63,13 @@ def read_slime_arg(experiment: Experiment, flag: str) -> str | None:
 
 
 def effective_recipe(experiment: Experiment, model: Model) -> Recipe:
-    """Return the model's recipe with the sizes that `export.slime_args` overrides.
+    """Return the model's recipe with the sizes that the file's sections and `export.slime_args` override.
 
     A value that is not a positive number is left to the flag check, and the recipe's own is kept.
     """
-    if not experiment.export.slime_args:
-        return model.recipe
     changed: dict[str, Any] = {}
+    if experiment.optimizer.max_tokens_per_microbatch is not None:
+        changed["max_tokens_per_gpu"] = experiment.optimizer.max_tokens_per_microbatch
     for flag, name in _RECIPE_FLAGS.items():
         text = read_slime_arg(experiment, flag)
         if text is None:
@@ -113,5 +114,7 @@ def resolve(experiment: Experiment, catalog: Catalog | None = None) -> Experimen
         "save_path": f"{SAVE_ROOT}/{model.hf_name}",
         "megatron_path": catalog.images["megatron_path"],
     }
+    if experiment.eval_mode != "off" and not experiment.eval_data and experiment.task == "math":
+        experiment = experiment.model_copy(update={"eval_data": EVAL_DATA})
     missing = {name: filled[name] for name in FOLLOWS_RECIPE if getattr(experiment, name) is None}
     return experiment.model_copy(update=missing) if missing else experiment

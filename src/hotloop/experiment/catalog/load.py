@@ -140,7 +140,12 @@ def parse_catalog(files: Mapping[str, str], base: Catalog | None = None) -> Cata
     if problems:
         raise InputError.of(problems)
     return Catalog(
-        MappingProxyType(models), MappingProxyType(gpus), MappingProxyType(images), MappingProxyType(data), commit, version
+        MappingProxyType(models),
+        MappingProxyType(gpus),
+        MappingProxyType(images),
+        MappingProxyType(data),
+        commit,
+        version,
     )
 
 
