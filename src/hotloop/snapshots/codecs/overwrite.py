@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots import checksum
-from hotloop.snapshots.codecs.base import WORD_BYTES
 from hotloop.snapshots.codecs.difference import (
     PIECE_BYTES,
     Bytes,
     ChangeCollector,
     Encoded,
     iter_differences,
+    make_buffer,
     make_hashers,
     refuse_size,
     view_bytes,
@@ -135,23 +135,23 @@ def _patch(
     hashers: Sequence[checksum.Hasher],
     collector: ChangeCollector,
 ) -> None:
-    capacity = min(PIECE_BYTES, -(-base.nbytes // WORD_BYTES) * WORD_BYTES)
-    new, old = np.zeros(capacity, np.uint8), np.zeros(capacity, np.uint8)
+    new, old = make_buffer(base.nbytes), make_buffer(base.nbytes)
     done = 0
     for position in range(0, base.nbytes, PIECE_BYTES):
-        base_piece = base[position : position + PIECE_BYTES]
-        size = base_piece.nbytes
+        piece = base[position : position + PIECE_BYTES]
+        size = piece.nbytes
         until = int(np.searchsorted(positions, position + size))
-        hashed = base_piece
         if until > done:
-            whole = -(-size // WORD_BYTES) * WORD_BYTES
-            old[:size], old[size:whole], new[:size], new[size:whole] = base_piece, 0, base_piece, 0
+            old[:size] = new[:size] = piece
+            old[size:] = new[size:] = 0
             values = np.empty(until - done, np.uint8)
             if reader.fill(values.data) < values.nbytes:
                 raise FrameError("values are missing")
             new[positions[done:until].astype(np.int64) - position] = values
-            collector.add(position, old[:whole].view(np.uint64) != new[:whole].view(np.uint64), new[:whole])
-            hashed = new[:size]
+            changed = np.flatnonzero(old.view(np.uint64) != new.view(np.uint64))
+            if changed.size:
+                collector.add(position, changed, new)
+            piece = new[:size]
             done = until
         for hasher in hashers:
-            hasher.update(hashed.data)
+            hasher.update(piece.data)
