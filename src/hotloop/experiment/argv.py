@@ -1,6 +1,6 @@
 """What slime's parsers see of an experiment: the final vector, its environment, and how the parsers read it.
 
-Owns: `Launch`, `build_launch`, and `View`, which reads a vector as the parsers do: of a repeated flag the last one counts.
+Owns: `Launch`, `build_launch`, and `View`, which reads a vector as the parsers do: the last of a repeated flag counts.
 
 Promises: pure. A value of the wrong type reads as the default, because the flag check reports it already.
 """
