@@ -18,13 +18,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from hotloop.errors import SnapshotError
 from hotloop.snapshots import checksum
 from hotloop.snapshots.codecs import difference, overwrite
 from hotloop.snapshots.codecs.base import DeltaFormats, EncodedShard, EncodedTensor, TensorBytes, TensorChange
 from hotloop.snapshots.codecs.parallel import map_in_order
-from hotloop.snapshots.codecs.zstd_frame import FrameError, Payload, walk_frames
+from hotloop.snapshots.codecs.zstd_frame import FrameError, Payload, PayloadReader, walk_frames
 from hotloop.snapshots.shard import Shard, ShardWriter
+
+_MOST_EXPANSION = 1 << 15
+"""A run of zeros: 4 bytes for 128 KiB."""
 
 
 def _compute_most_stored(tensor_bytes: int) -> int:
@@ -35,17 +40,22 @@ def _compute_most_stored(tensor_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """One tensor of a delta shard, checked as far as possible without decompressing."""
+    """One tensor of a delta shard, checked as far as possible without its base and without decompressing."""
 
     name: str
-    base: TensorBytes
     payload: memoryview
     layout: Payload
     checksum: str
-    adler32: int | None
-    """What the manifest says about the new tensor, where there is one."""
     where: str
     """The delta file, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeJob:
+    entry: DeltaEntry
+    base: TensorBytes
+    adler32: int | None
+    """What the manifest says about the new tensor, where there is one."""
 
 
 # ---- encode
@@ -138,61 +148,85 @@ def decode_entries(
             `decode_failed`, `size_mismatch`; while iterating also `checksum_mismatch` and `no_space`.
     """
     checksum.check_available(formats.checksum_format)
-    entries = [
-        _check_entry(delta, name, base[name], formats, (expected_adler32 or {}).get(name))
-        for name in sorted(delta.tensors)
-    ]
-    return map_in_order(partial(_decode_entry, formats=formats, scratch=scratch), entries, workers=workers)
+    jobs = []
+    for name in sorted(delta.tensors):
+        entry = check_entry(delta, name, formats, base[name].nbytes)
+        jobs.append(_DecodeJob(entry, base[name], (expected_adler32 or {}).get(name)))
+    return map_in_order(partial(_decode, formats=formats, scratch=scratch), jobs, workers=workers)
 
 
-def _check_entry(delta: Shard, name: str, base: TensorBytes, formats: DeltaFormats, adler32: int | None) -> DeltaEntry:
-    where, entry = delta.name, delta.tensors[name]
-    if entry.dtype != "U8" or len(entry.shape) != 1:
+def check_entry(delta: Shard, name: str, formats: DeltaFormats, tensor_bytes: int | None = None) -> DeltaEntry:
+    """Check one entry of a delta shard without decompressing it.
+
+    Args:
+        tensor_bytes: size of the base's tensor, where it is known.
+    Raises:
+        SnapshotError: `malformed_shard`, `checksum_missing`, `checksum_malformed`, `decode_failed`, `size_mismatch`.
+    """
+    where, found = delta.name, delta.tensors[name]
+    if found.dtype != "U8" or len(found.shape) != 1:
         raise SnapshotError(
             "malformed_shard",
-            f"delta entry {name!r} is {entry.dtype} {list(entry.shape)}; it must be U8 with one dimension",
+            f"delta entry {name!r} is {found.dtype} {list(found.shape)}; it must be U8 with one dimension",
             where=where,
             do="This may be a full snapshot; give it as an anchor, not as a delta.",
             details={"tensor": name, "file": where},
         )
     text = checksum.check_text(delta.metadata.get(name), formats.checksum_format, tensor=name, where=where)
     payload = delta.read(name)
-    most = overwrite.compute_most_bytes(base.nbytes) if formats.delta_encoding == "overwrite" else base.nbytes
+    is_xor = formats.delta_encoding == "xor"
+    if tensor_bytes is None:
+        most = len(payload) * _MOST_EXPANSION
+    else:
+        most = tensor_bytes if is_xor else overwrite.compute_most_bytes(tensor_bytes)
     try:
         layout = walk_frames(payload, most)
     except FrameError as error:
         raise _refuse_payload(name, error, where) from error
-    if layout.content_bytes is not None and formats.delta_encoding == "xor" and layout.content_bytes != base.nbytes:
-        raise difference.refuse_size(name, base.nbytes, layout.content_bytes, where)
-    return DeltaEntry(name, base, payload, layout, text, adler32, where)
+    if is_xor and tensor_bytes is not None and layout.content_bytes not in (None, tensor_bytes):
+        raise difference.refuse_size(name, tensor_bytes, layout.content_bytes or 0, where)
+    return DeltaEntry(name, payload, layout, text, where)
 
 
-def _decode_entry(entry: DeltaEntry, *, formats: DeltaFormats, scratch: Path | None) -> TensorChange:
-    hasher, adler = difference.make_hashers(formats.checksum_format, with_adler32=entry.adler32 is not None)
+def expand_payload(entry: DeltaEntry) -> Iterator[difference.Bytes]:
+    """Yield what a payload expands to, piece by piece; the array is used again for the next piece.
+
+    Raises:
+        SnapshotError: `decode_failed`.
+    """
+    reader = PayloadReader(entry.payload)
+    piece = np.empty(difference.PIECE_BYTES, np.uint8)
+    try:
+        while filled := reader.fill(piece.data):
+            yield piece[:filled]
+    except FrameError as error:
+        raise _refuse_payload(entry.name, error, entry.where) from error
+
+
+def _decode(job: _DecodeJob, *, formats: DeltaFormats, scratch: Path | None) -> TensorChange:
+    entry, base = job.entry, job.base
+    hasher, adler = difference.make_hashers(formats.checksum_format, with_adler32=job.adler32 is not None)
     hashers = [hasher] if adler is None or hasher is adler else [hasher, adler]
-    collector = difference.ChangeCollector(entry.base.nbytes, scratch)
-    old = entry.base.data
-    is_overwrite = formats.delta_encoding == "overwrite"
-    if not is_overwrite and entry.layout.is_zero and entry.layout.zero_bytes == entry.base.nbytes:
-        difference.hash_unchanged(old, hashers)
-    else:
-        try:
-            if is_overwrite:
-                overwrite.decode_overwrite(old, entry.payload, hashers, collector, entry.name, entry.where, scratch)
-            else:
-                found = difference.decode_xor(old, entry.payload, hashers, collector)
-                if found is not None:
-                    raise difference.refuse_size(entry.name, entry.base.nbytes, found, entry.where)
-        except FrameError as error:
-            raise _refuse_payload(entry.name, error, entry.where) from error
+    collector = difference.ChangeCollector(base.nbytes, scratch)
+    try:
+        if formats.delta_encoding == "overwrite":
+            overwrite.decode_overwrite(base.data, entry.payload, hashers, collector, entry.name, entry.where, scratch)
+        elif entry.layout.is_zero and entry.layout.zero_bytes == base.nbytes:
+            difference.hash_unchanged(base.data, hashers)
+        else:
+            found = difference.decode_xor(base.data, entry.payload, hashers, collector)
+            if found is not None:
+                raise difference.refuse_size(entry.name, base.nbytes, found, entry.where)
+    except FrameError as error:
+        raise _refuse_payload(entry.name, error, entry.where) from error
     _verify(entry, entry.checksum, hasher.hexdigest())
-    if adler is not None and entry.adler32 is not None:
-        _verify(entry, entry.adler32, adler.value)
+    if adler is not None and job.adler32 is not None:
+        _verify(entry, job.adler32, adler.value)
     ranges, data = collector.finish()
     return TensorChange(
         name=entry.name,
-        file=entry.base.file,
-        nbytes=entry.base.nbytes,
+        file=base.file,
+        nbytes=base.nbytes,
         ranges=ranges,
         data=data,
         checksum=entry.checksum,

@@ -1,0 +1,152 @@
+"""A checkpoint or delta directory on disk: its shards, its index, and new ones made in one step.
+
+Owns: opening every safetensors file of a directory, reading its index, saying in which format a delta directory is
+stored, and `new_directory`, which makes a directory appear complete or not at all.
+Promises: nothing but plain files directly in the directory is read; an index can name nothing else.
+Does not do: encode or apply (offline), or buckets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import InputError, SnapshotError
+from hotloop.snapshots.codecs import xor_zstd
+from hotloop.snapshots.codecs.base import DeltaFormats, check_same_names, parse_formats
+from hotloop.snapshots.shard import Shard, open_shard
+
+INDEX_NAME = "model.safetensors.index.json"
+MANIFEST_NAME = "snapshot.json"
+SHARD_SUFFIX = ".safetensors"
+MAX_INDEX_BYTES = 256 << 20
+
+
+def open_shards(directory: Path, stack: ExitStack) -> dict[str, Shard]:
+    """Open every safetensors file of a directory, by file name; the stack closes them.
+
+    Raises:
+        SnapshotError: `malformed_shard`, `missing_object` when there is none.
+        InputError: `not_a_directory`.
+    """
+    _check_directory(directory)
+    paths = sorted(path for path in directory.iterdir() if path.suffix == SHARD_SUFFIX and path.is_file())
+    return {path.name: stack.enter_context(open_shard(path)) for path in paths}
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise InputError(
+            "not_a_directory", "there is no such directory", where=str(directory), do="Name an existing directory."
+        )
+
+
+def read_index(directory: Path) -> dict[str, Any] | None:
+    """Read a directory's index; None when it has none.
+
+    Raises:
+        SnapshotError: `invalid_index`.
+    """
+    return _read_object(directory / INDEX_NAME, "invalid_index")
+
+
+def _read_object(path: Path, code: str) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    why = ""
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        why = f"it is larger than {MAX_INDEX_BYTES} bytes"
+    else:
+        try:
+            parsed = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            why = f"it is not JSON: {error}"
+        else:
+            if isinstance(parsed, dict):
+                return parsed
+            why = "it is not a JSON object"
+    raise SnapshotError(
+        code, why, where=path.name, do="Fetch or publish the snapshot again.", details={"file": path.name}
+    )
+
+
+def detect_formats(directory: Path) -> DeltaFormats | None:
+    """Say how a delta directory is stored: its manifest, else its index, else None.
+
+    Raises:
+        SnapshotError: `manifest_invalid`, `invalid_index`, `unsupported_format`, `unsupported_checksum`.
+    """
+    manifest = _read_object(directory / MANIFEST_NAME, "manifest_invalid")
+    if manifest is not None and isinstance(manifest.get("formats"), dict) and manifest.get("kind") == "delta":
+        named = manifest["formats"]
+        return parse_formats(
+            named.get("compression_format"),
+            named.get("checksum_format"),
+            named.get("delta_encoding"),
+            where=MANIFEST_NAME,
+        )
+    index = read_index(directory)
+    if index is not None and xor_zstd.is_delta_index(index):
+        return xor_zstd.parse_index(index, where=INDEX_NAME).formats
+    return None
+
+
+@contextmanager
+def new_directory(out: Path, inputs: Sequence[Path]) -> Iterator[Path]:
+    """Yield an empty hidden directory that becomes `out` when the block ends well, and goes when it does not."""
+    out = out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError("output_exists", "the output exists and is not empty", where=str(out), do="Name a new one.")
+    if any(out.resolve() == path.resolve() for path in inputs):
+        raise InputError("output_exists", "the output is one of the inputs", where=str(out), do="Name a new one.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in out.parent.glob(f".{_escape_glob(out.name)}.partial-*"):
+        shutil.rmtree(left_over)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    partial.mkdir()
+    try:
+        yield partial
+        os.replace(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _escape_glob(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def copy_others(source: Path, target: Path, *, only: set[str] | None = None) -> None:
+    """Copy the plain files of a directory that are not weights, over those already there."""
+    for path in sorted(source.iterdir()):
+        wanted = path.name in only if only is not None else path.name != MANIFEST_NAME
+        if wanted and path.is_file() and path.suffix != SHARD_SUFFIX:
+            shutil.copyfile(path, target / path.name)
+
+
+def check_weight_map(weight_map: Mapping[str, Any], delta: Mapping[str, Shard]) -> None:
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(SHARD_SUFFIX):
+            raise SnapshotError(
+                "invalid_index",
+                f"weight_map names {file!r} for tensor {name!r}; it must be a safetensors file beside the index",
+                where=INDEX_NAME,
+                do="Publish the snapshot again with plain file names.",
+                details={"tensor": name, "file": file},
+            )
+    missing = sorted(set(weight_map.values()) - delta.keys())
+    if missing:
+        raise SnapshotError(
+            "missing_object",
+            f"the index names {len(missing)} files that are not there, first {missing[0]}",
+            where=INDEX_NAME,
+            do="Fetch or publish the snapshot again.",
+            details={"key": missing[0]},
+        )
+    held = {name: shard.name for shard in delta.values() for name in shard.tensors}
+    check_same_names(weight_map, held, where=INDEX_NAME)
