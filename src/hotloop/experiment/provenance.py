@@ -43,7 +43,8 @@ class BuildInfo:
 
 def read_build_info(run_git: RunGit) -> BuildInfo:
     """Ask git, then the wheel's `build_info.json`, then give up: an unknown build is not called clean."""
-    commit = run_git(["rev-parse", "HEAD"])
+    is_tracked = run_git(["ls-files", "--error-unmatch", CATALOG_FILE])
+    commit = run_git(["rev-parse", "HEAD"]) if is_tracked else None
     if commit and commit.strip():
         status = run_git(["status", "--porcelain", "--untracked-files=all", "--", "."]) or ""
         changed = tuple(sorted(line[3:].strip() for line in status.splitlines() if line.strip()))
