@@ -7,7 +7,7 @@ Does not do: keeping files for others (cache.py is the fetcher that does).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,9 @@ class Fetcher(Protocol):
 
     def fetch(self, file: RemoteFile, *, on_bytes: Callable[[int], None] = lambda nbytes: None) -> memoryview:
         """Return the file's bytes, read-only. Raises: SnapshotError, as `download` does."""
+
+    def expect(self, files: Sequence[RemoteFile]) -> None:
+        """Note the files of a loading chain before they are fetched, so that none of them is evicted meanwhile."""
 
     def drop(self, file: RemoteFile) -> None:
         """Forget the copy of a file, so that the next fetch reads the bucket."""
@@ -49,6 +52,9 @@ class MemoryFetcher:
 
         download(self._bucket, file, write, retry=self._retry, on_bytes=on_bytes)
         return memoryview(buffer).toreadonly()
+
+    def expect(self, files: Sequence[RemoteFile]) -> None:
+        """Do nothing: nothing is evicted."""
 
     def drop(self, file: RemoteFile) -> None:
         """Do nothing: no copy is kept."""

@@ -48,6 +48,10 @@ class HeldContent(Protocol):
     def tensors(self) -> Mapping[str, TensorBytes]:
         """Every tensor; the views stay valid and unchanged until the next promotion."""
 
+    @property
+    def adler32(self) -> Mapping[str, int]:
+        """Checksum of each tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class StagedSnapshot:
@@ -159,6 +163,42 @@ def rebuild(
     return stage(identity, reader, fetcher or MemoryFetcher(reader.bucket, retry=reader.retry), on_progress=on_progress)
 
 
+def rebuild_onto(
+    identity: str,
+    reader: SnapshotReader,
+    fetcher: Fetcher,
+    *,
+    held: HeldContent | None,
+    on_progress: OnProgress = ignore_progress,
+) -> tuple[dict[str, TensorBytes], dict[str, int]]:
+    """Build the full content of a snapshot, from held content where the chain meets it.
+
+    Returns: tensors (those that did not change are the held views) and their checksums.
+
+    Raises: SnapshotError, as `stage` does.
+    """
+    find = _make_find(reader, identity, None, None)
+    try:
+        chain, infos = _resolve(identity, find, held)
+    except SnapshotError as error:
+        if error.code != "parent_mismatch":
+            raise
+        # Held content is only a short cut here; say what the bucket lacks.
+        chain, infos = _resolve(identity, find, None)
+    steps = [infos[name] for name in chain.identities]
+    shards = _fetch(identity, steps, fetcher, on_progress)
+    if chain.base is None:
+        content = open_anchor(steps[0], shards[steps[0].identity], workers=None)
+        steps = steps[1:]
+    else:
+        assert held is not None
+        content = Content(dict(held.tensors), dict(held.adler32))
+    for info in steps:
+        apply_delta(info, shards[info.identity], content, writes=True, scratch=None, workers=None)
+        check_against_manifest(info, content)
+    return content.tensors, content.adler32
+
+
 def _make_find(
     reader: SnapshotReader, target: str, hints: Hints | None, hints_for: HintsFor | None
 ) -> Callable[[str], SnapshotInfo | None]:
@@ -185,9 +225,13 @@ def _resolve(
     try:
         chain = resolve_chain(target, find_link, held=held.held if held is not None else None)
     except SnapshotError as error:
-        if error.code in ("parent_unknown", "chain_broken") and held is not None and target in infos:
-            raise _parent_mismatch(infos[target], held.held, error) from error
-        raise
+        info = infos.get(target)
+        if held is None or info is None or error.code not in ("parent_unknown", "chain_broken"):
+            raise
+        if error.code == "chain_broken" and info.parent != held.held.identity:
+            # A link further back is missing; what is held has nothing to do with it.
+            raise
+        raise _parent_mismatch(info, held.held, error) from error
     return chain, {identity: infos[identity] for identity in chain.identities}
 
 
@@ -198,7 +242,7 @@ def _parent_mismatch(info: SnapshotInfo, held: Held, cause: SnapshotError) -> Sn
     else:
         why = f"is a delta of {info.parent}, but {held.identity} is held here"
     return SnapshotError(
-        cause.code if info.parent != held.identity and cause.code == "chain_broken" else "parent_mismatch",
+        "parent_mismatch",
         f"{why}; its chain cannot be resolved from the bucket: {cause.why}",
         where=f"snapshot {info.identity}",
         do='Publish an anchor with "hotloop publish full".',
@@ -227,7 +271,7 @@ def _build(
         verifying.add(sum(file.size for file in steps[0].weight_files))
     else:
         assert held is not None
-        content = Content(dict(held.tensors))
+        content = Content(dict(held.tensors), dict(held.adler32))
         deltas = steps
     # One delta on held content needs no scratch copy of any tensor: its changes are the result.
     keeps_changes = chain.base is not None
@@ -267,6 +311,7 @@ def _fetch(
     files = [file for info in steps for file in info.weight_files]
     meter = Meter(on_progress, "downloading", identity=target)
     meter.start(total=sum(file.size for file in files))
+    fetcher.expect([file for info in steps for file in info.files.values()])
 
     def fetch(file: RemoteFile) -> Shard:
         return open_fetched_shard(file, fetcher.fetch(file, on_bytes=meter.add))

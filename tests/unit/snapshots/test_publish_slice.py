@@ -8,6 +8,7 @@ import numpy as np
 
 from hotloop.snapshots.bucket_access import open_bucket
 from hotloop.snapshots.materialize import rebuild
+from hotloop.snapshots.publish_job import PublishSettings
 from hotloop.snapshots.publisher import Publisher
 from hotloop.snapshots.reader import SnapshotReader
 
@@ -24,7 +25,7 @@ def make_state(seed: int = 0) -> State:
 
 def test_an_anchor_and_its_deltas_rebuild_to_equal_bytes(tmp_path: Path) -> None:
     bucket = open_bucket(f"file://{tmp_path}/run")
-    publisher = Publisher(bucket, max_shard_bytes=9000)
+    publisher = Publisher(bucket, PublishSettings(max_shard_bytes=9000))
     state = make_state()
     first = publisher.publish(state, "step000001", 1, extras={"config.json": b"{}"})
     assert (first.kind, first.num_tensors, first.num_changed) == ("anchor", 6, 6)
