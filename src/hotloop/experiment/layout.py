@@ -252,9 +252,12 @@ def _make_records(
     return tuple(records)
 
 
-def compute_layout(experiment: Experiment, catalog: Catalog | None = None, model: Model | None = None) -> Layout:
+def compute_layout(
+    experiment: Experiment, catalog: Catalog | None = None, model: Model | None = None, *, with_gpus: bool = True
+) -> Layout:
     """Place an experiment on nodes and GPUs.
 
+    Args: with_gpus: make the per-GPU records too; a search over many layouts does not need them.
     Raises: InputError `unknown_model` when the model is not in the catalogue.
     """
     catalog = catalog or load_catalog()
@@ -273,7 +276,7 @@ def compute_layout(experiment: Experiment, catalog: Catalog | None = None, model
     is_external = experiment.layout == "external"
     ray = train + (pool if experiment.layout == "separate" else 0)
     records: tuple[GpuRecord, ...] = ()
-    if dp and edp:
+    if with_gpus and dp and edp:
         records = _make_records(experiment, recipe, dp, edp, () if is_external else groups)
     return Layout(
         kind=experiment.layout,
@@ -301,3 +304,17 @@ def compute_layout(experiment: Experiment, catalog: Catalog | None = None, model
         producers="distributed" if experiment.straw and experiment.schedule == "async" else "driver",
         gpus=records,
     )
+
+
+def count_gpus(layout: Layout) -> dict[str, int]:
+    """Count GPUs by what they do."""
+    by_role = {group.role: group.gpus for group in layout.groups}
+    return {
+        "train": layout.train_gpus,
+        "rollout": layout.rollout_gpus,
+        "prefill": by_role.get("prefill", 0),
+        "decode": by_role.get("decode", 0),
+        "external": layout.external_gpus,
+        "ray": layout.ray_gpus,
+        "per_node": layout.gpus_per_node,
+    }

@@ -214,7 +214,7 @@ def _make_case(experiment: Experiment, catalog: Catalog, backend: Backend, layou
     model = find_model(catalog, experiment.model)
     gpu = find_gpu(catalog, experiment.gpu)
     recipe = effective_recipe(experiment, model)
-    layout = layout or compute_layout(experiment, catalog, model)
+    layout = layout or compute_layout(experiment, catalog, model, with_gpus=False)
     serving = compute_serving_memory(experiment, model, recipe, gpu, PROMPT_TOKENS + experiment.response_tokens)
     dp, edp = max(1, layout.dp), max(1, layout.edp)
     return _Case(
@@ -305,10 +305,11 @@ def compute_memory(
     layout: Layout | None = None,
     backend: Backend = MEGATRON,
     host_ram_bytes: int = HOST_RAM_BYTES,
+    with_lever: bool = True,
 ) -> MemoryPlan:
     """Account for the memory of an experiment.
 
-    Args: host_ram_bytes: of one node.
+    Args: host_ram_bytes: of one node. with_lever: look for the largest lever too, which costs a few more accounts.
     Raises: InputError `unknown_model` or `unknown_gpu`.
     """
     catalog = catalog or load_catalog()
@@ -320,7 +321,7 @@ def compute_memory(
         rows=rows,
         totals=totals,
         verdict=max((total.verdict for total in totals), key=_ORDER.__getitem__),
-        largest_lever=_find_lever(case, totals, catalog, host_ram_bytes) if case.layout.stages else None,
+        largest_lever=_find_lever(case, totals, catalog, host_ram_bytes) if with_lever and case.layout.stages else None,
         stage_bytes=stage_bytes,
         kv_capacity_tokens=case.serving.tokens_per_engine,
         requests_capacity=case.serving.requests_per_engine,

@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.experiment.argv_rules import check_argv, note_argv
-from hotloop.experiment.catalog.load import find_gpu, find_model, load_catalog
+from hotloop.experiment.catalog.load import load_catalog
 from hotloop.experiment.catalog.records import Catalog
-from hotloop.experiment.checks import find_errors
 from hotloop.experiment.choices import Experiment
-from hotloop.experiment.launch import build_launch_guide
-from hotloop.experiment.layout import Layout, compute_layout
-from hotloop.experiment.memory import HOST_RAM_BYTES, compute_memory
-from hotloop.experiment.notes import find_notes
+from hotloop.experiment.estimates import list_estimates
+from hotloop.experiment.export.launch import launch_guide
+from hotloop.experiment.facts import collect_errors, collect_facts, collect_notes
+from hotloop.experiment.layout import Layout, count_gpus
+from hotloop.experiment.memory import HOST_RAM_BYTES
 from hotloop.experiment.records import (
     Estimate,
     Finding,
@@ -34,16 +33,11 @@ from hotloop.experiment.records import (
     Verdict,
     to_plain,
 )
-from hotloop.experiment.resolve import effective_recipe, resolve
-from hotloop.experiment.resume import ResumePlan, compute_end_for_more, compute_resume
-from hotloop.experiment.rules import Facts, ResumeFacts
-from hotloop.experiment.staleness import predict_staleness
-from hotloop.experiment.throughput import compute_timings
+from hotloop.experiment.repairs import find_repairs
+from hotloop.experiment.resume import ResumePlan
+from hotloop.experiment.rules import ResumeFacts
 
 __all__ = ["Estimate", "Finding", "LaunchStep", "MemoryRow", "Plan", "Repair", "ResumeFacts", "build_plan"]
-
-SAVE_INTERVAL = 20
-"""Rounds between saves that the export writes; 1 with the persistent queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,97 +86,6 @@ class Plan:
         }
 
 
-def plan_resume(experiment: Experiment, facts: ResumeFacts | None) -> ResumePlan | None:
-    """Compute what a resumed run does; None without a folder, or when nobody read it.
-
-    Args: experiment: resolved.
-    """
-    if not experiment.resume_from or facts is None:
-        return None
-    end = experiment.rounds
-    if experiment.rounds_more is not None:
-        first = 0 if facts.latest_iteration is None else facts.latest_iteration + 1
-        end = compute_end_for_more(first, experiment.rounds_more)
-    sampling = experiment.sampling
-    per_round = sampling.num_groups * sampling.group_size
-    return compute_resume(
-        facts.latest_iteration,
-        end,
-        interval=1 if experiment.straw else SAVE_INTERVAL,
-        num_groups=sampling.num_groups,
-        group_size=sampling.group_size,
-        global_batch=max(1, per_round // experiment.optimizer.steps_per_round),
-    )
-
-
-def collect_facts(
-    experiment: Experiment,
-    catalog: Catalog,
-    resume: ResumeFacts | None = None,
-    host_ram_bytes: int = HOST_RAM_BYTES,
-) -> Facts:
-    """Compute everything that rules look at.
-
-    Raises: InputError `unknown_model` or `unknown_gpu`.
-    """
-    model = find_model(catalog, experiment.model)
-    gpu = find_gpu(catalog, experiment.gpu)
-    resolved = resolve(experiment, catalog)
-    recipe = effective_recipe(resolved, model)
-    layout = compute_layout(resolved, catalog, model)
-    memory = compute_memory(resolved, catalog, layout=layout, host_ram_bytes=host_ram_bytes)
-    timings = compute_timings(resolved, model, recipe, gpu, layout, memory)
-    return Facts(
-        experiment=resolved,
-        given=experiment,
-        model=model,
-        recipe=recipe,
-        gpu=gpu,
-        layout=layout,
-        memory=memory,
-        timings=timings,
-        staleness=predict_staleness(resolved, layout, timings),
-        catalog=catalog,
-        resume=plan_resume(resolved, resume),
-        resume_facts=resume,
-        host_ram_bytes=host_ram_bytes,
-    )
-
-
-def collect_errors(facts: Facts) -> tuple[Finding, ...]:
-    """Return the errors of the choices, then those of the argument vector that the choices did not already give."""
-    errors = find_errors(facts)
-    known = {error.code for error in errors}
-    if facts.model.rollout_only:
-        return errors
-    more = (finding for finding in check_argv(facts.experiment, facts.model, facts.gpu) if finding.code not in known)
-    return (*errors, *more)
-
-
-def collect_notes(facts: Facts) -> tuple[Finding, ...]:
-    """Return the notes of the choices, then those of the argument vector."""
-    notes = find_notes(facts)
-    known = {note.code for note in notes}
-    if facts.model.rollout_only:
-        return notes
-    more = (finding for finding in note_argv(facts.experiment, facts.model, facts.gpu) if finding.code not in known)
-    return (*notes, *more)
-
-
-def count_gpus(layout: Layout) -> dict[str, int]:
-    """Count GPUs by what they do."""
-    by_role = {group.role: group.gpus for group in layout.groups}
-    return {
-        "train": layout.train_gpus,
-        "rollout": layout.rollout_gpus,
-        "prefill": by_role.get("prefill", 0),
-        "decode": by_role.get("decode", 0),
-        "external": layout.external_gpus,
-        "ray": layout.ray_gpus,
-        "per_node": layout.gpus_per_node,
-    }
-
-
 def build_plan(
     experiment: Experiment,
     *,
@@ -213,9 +116,9 @@ def build_plan(
         memory_plan=facts.memory,
         errors=errors,
         notes=collect_notes(facts),
-        repairs=(),
-        estimates=(),
+        repairs=find_repairs(facts, errors) if errors else (),
+        estimates=list_estimates(facts),
         staleness=facts.staleness,
         resume=facts.resume,
-        launch=build_launch_guide(facts.experiment, facts.model, facts.layout),
+        launch=tuple(launch_guide(facts.experiment, facts.layout, catalog)),
     )
