@@ -38,7 +38,7 @@ class Loaded:
 
     experiment: Experiment
     origins: Mapping[str, str]
-    """Dotted path -> `file:line`, `--set`, the name of the base, or absent for a default."""
+    """Dotted path -> `file:line`, `--set`, the name of the base; absent for a value that is the schema's default."""
     source: str
     """The file, or the name of the base when there is none."""
 
@@ -74,7 +74,8 @@ def load_experiment(
         values, origins = _read_file(path, problems)
     elif base is not None:
         values = base.model_dump(mode="json")
-        origins = {dotted: base_name for dotted, _ in flatten(values)}
+        plain = dict(flatten(Experiment().model_dump(mode="json")))
+        origins = {dotted: base_name for dotted, value in flatten(values) if plain.get(dotted) != value}
     for setting in settings:
         parsed = parse_setting(setting, problems)
         if parsed is not None:

@@ -4,7 +4,7 @@ Owns: `TaskSet` (train, gate and held-out items of one task, its longest answer,
 
 Promises: items do not depend on a run's seed; the three sets share no prompt string (they may share the same problem
 written differently: 99% of sort5's held-out items have the digits of some training item in another order).
-Everything a task writes comes from `CHARACTERS`, in that order the small tokenizer's vocabulary after pad, bos, eos.
+Everything a task writes is in the alphabet of the built-in character tokenizer.
 
 Does not do: tokens (`<bos>` is the tokenizer's affair), drawing items for a round (source.py).
 """
@@ -21,9 +21,6 @@ from typing import TypeVar
 
 from hotloop.errors import InputError
 from hotloop.types import Score, Task
-
-CHARACTERS = "0123456789s=+-*k:"
-"""Ids 3, 4, ... of the small tokenizer: the ten digits, `s`, `=`, then what addition and countdown need."""
 
 SORT_DRAWS = 20_000
 SORT_DRAW_SEED = 7
@@ -100,7 +97,7 @@ def _addition() -> TaskSet:
 
 @lru_cache(maxsize=1)
 def _countdown() -> TaskSet:
-    """`k372:23=` -> `3*7+2`: reach the target with three digits, each used once, and + - *."""
+    """`c372:23=` -> `3*7+2`: reach the target with three digits, each used once, and + - *."""
     solutions: dict[str, str] = {}
     for numbers in itertools.product(range(1, 10), repeat=3):
         for order in sorted(set(itertools.permutations(numbers))):
@@ -108,7 +105,7 @@ def _countdown() -> TaskSet:
                 expression = f"{order[0]}{operators[0]}{order[1]}{operators[1]}{order[2]}"
                 target = evaluate_expression(expression)
                 if target is not None and 0 <= target <= COUNTDOWN_MAX_TARGET:
-                    solutions.setdefault(f"k{''.join(map(str, numbers))}:{target:02d}=", expression)
+                    solutions.setdefault(f"c{''.join(map(str, numbers))}:{target:02d}=", expression)
     pairs = _shuffled(sorted(solutions.items()))
     return _divide("countdown", pairs, max_new_tokens=6, judge=judge_countdown)
 
@@ -116,7 +113,7 @@ def _countdown() -> TaskSet:
 def judge_countdown(task: Task, response: str) -> Score:
     """Score 1 if the response uses exactly the prompt's three digits and reaches its target."""
     prompt = str(task.prompt)
-    match = re.fullmatch(r"k(\d{3}):(\d{2})=", prompt)
+    match = re.fullmatch(r"c(\d{3}):(\d{2})=", prompt)
     if match is None:
         return Score(0.0, f"{prompt!r} is not a countdown prompt")
     value = evaluate_expression(response)

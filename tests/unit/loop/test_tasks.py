@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hotloop.errors import InputError
-from hotloop.loop.tasks import CHARACTERS, evaluate_expression, judge_countdown, load_task_set
+from hotloop.loop.tasks import evaluate_expression, judge_countdown, load_task_set
+from hotloop.models.tokenizer import CHARACTERS
 from hotloop.types import Task
 
 
@@ -65,7 +66,7 @@ def test_every_countdown_label_satisfies_its_judge() -> None:
     ],
 )
 def test_countdown_says_why_an_answer_is_wrong(response: str, reward: float, reason: str) -> None:
-    score = judge_countdown(Task("t", "k372:23=", "3*7+2"), response)
+    score = judge_countdown(Task("t", "c372:23=", "3*7+2"), response)
     assert (score.reward, score.reason) == (reward, reason)
 
 

@@ -1,0 +1,262 @@
+"""`hotloop run`: an experiment, here, for real, at laptop size.
+
+Owns: the order in which a run is set up (read, check, folder, policy, parts), what is printed around it, the interrupt.
+Does not do: rounds (loop/controller.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hotloop.errors import EXIT_INTERRUPTED, InputError
+
+if TYPE_CHECKING:
+    from hotloop.experiment.choices import Experiment
+    from hotloop.experiment.load import Loaded
+    from hotloop.loop.checkpoint import LoopState
+    from hotloop.loop.dataset import Dataset
+    from hotloop.loop.progress import Progress
+    from hotloop.loop.run_folder import RunFolder
+
+ALIASES = {"publish": "laptop.publish", "seed": "laptop.seed"}
+"""Short spellings of settings."""
+
+
+@click.command(name="run")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change one setting; may be repeated.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run; it must be new or empty.")
+@click.option("--seed", type=click.IntRange(min=0), help="Short for --set laptop.seed=N.")
+@click.option(
+    "--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue a run from its last checkpoint."
+)
+@click.option("--explain", is_flag=True, help="Print every value and where it came from, and run nothing.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def command(
+    file: Path | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    seed: int | None,
+    resume: Path | None,
+    explain: bool,
+    quiet: bool,
+) -> int:
+    """Run an experiment here, for real, at laptop size.
+
+    FILE is an experiment in TOML or JSON. Without it the preset `laptop` runs: a small language model learns to sort
+    five digits.
+    """
+    began = time.perf_counter()
+    if seed is not None:
+        settings = (*settings, f"laptop.seed={seed}")
+    if resume is not None:
+        if file is not None or out is not None:
+            raise InputError(
+                "bad_setting", "--resume goes on in its own folder", where="--resume", do="Leave out FILE and --out."
+            )
+        return _resume(resume, settings, explain=explain, quiet=quiet, began=began)
+    loaded = _load(file, settings)
+    if explain:
+        from hotloop.loop.explain import render_explanation
+
+        click.echo(render_explanation(loaded))
+        return 0
+    return _start(loaded, out, quiet=quiet, began=began)
+
+
+def _load(file: Path | None, settings: tuple[str, ...]) -> Loaded:
+    from hotloop.experiment.laptop_preset import LAPTOP_PRESET, make_laptop_preset
+    from hotloop.experiment.load import load_experiment
+
+    return load_experiment(file, settings, base=make_laptop_preset(), base_name=LAPTOP_PRESET, aliases=ALIASES)
+
+
+def _start(loaded: Loaded, out: Path | None, *, quiet: bool, began: float) -> int:
+    from hotloop.loop.dataset import open_dataset
+    from hotloop.loop.resuming import plan_run
+    from hotloop.loop.run_folder import RunFolder
+    from hotloop.loop.support import check_support
+
+    experiment = loaded.experiment
+    check_support(experiment)
+    dataset = open_dataset(experiment)
+    folder = RunFolder.create(out or _choose_folder(dataset.name, experiment.laptop.seed))
+    lock = folder.lock()
+    try:
+        _write_experiment(folder, experiment)
+        say = _silence if quiet else click.echo
+        say(f"run folder: {folder.root}")
+        _prepare_policy(experiment, dataset, folder, say)
+        say(plan_run(experiment, None).render())
+        return _run(experiment, dataset, folder, None, quiet=quiet, began=began)
+    finally:
+        lock.close()
+
+
+def _resume(root: Path, settings: tuple[str, ...], *, explain: bool, quiet: bool, began: float) -> int:
+    from hotloop.experiment.load import load_experiment
+    from hotloop.loop.dataset import open_dataset
+    from hotloop.loop.resuming import prepare_resume
+    from hotloop.loop.run_folder import RunFolder
+    from hotloop.loop.support import check_support
+
+    folder = RunFolder.open(root)
+    before = load_experiment(folder.experiment).experiment
+    loaded = load_experiment(folder.experiment, settings, aliases=ALIASES)
+    if explain:
+        from hotloop.loop.explain import render_explanation
+
+        click.echo(render_explanation(loaded))
+        return 0
+    experiment = loaded.experiment
+    check_support(experiment)
+    dataset = open_dataset(experiment)
+    lock = folder.lock()
+    try:
+        say = _silence if quiet else click.echo
+        resumption = prepare_resume(folder, before, experiment)
+        for note in resumption.notes:
+            say(f"note: {note}")
+        if experiment != before:
+            _write_experiment(folder, experiment)
+        _prepare_policy(experiment, dataset, folder, say)
+        say(resumption.plan.render())
+        return _run(experiment, dataset, folder, resumption.checkpoint, quiet=quiet, began=began)
+    finally:
+        lock.close()
+
+
+def _choose_folder(name: str, seed: int) -> Path:
+    """First free `runs/<task>-seed<seed>[-n]`."""
+    base = Path("runs") / f"{Path(name).stem}-seed{seed}"
+    candidate, number = base, 1
+    while candidate.exists():
+        number += 1
+        candidate = base.with_name(f"{base.name}-{number}")
+    return candidate
+
+
+def _write_experiment(folder: RunFolder, experiment: Experiment) -> None:
+    from hotloop.experiment.choices import SCHEMA
+    from hotloop.loop.provenance import describe_environment
+    from hotloop.loop.run_folder import write_json
+
+    choices = experiment.model_dump(mode="json")
+    write_json(
+        folder.experiment, {"schema": SCHEMA, "app": "hotloop", "choices": choices, "run": describe_environment()}
+    )
+
+
+def _prepare_policy(experiment: Experiment, dataset: Dataset, folder: RunFolder, say: Any) -> None:
+    """Put the policy that training starts from into the run folder: made here, or a link to a directory."""
+    laptop = experiment.laptop
+    if folder.policy.exists():
+        return
+    if laptop.policy not in ("dense", "moe"):
+        from hotloop.loop.assembly import read_policy_config
+
+        directory = Path(laptop.policy).resolve()
+        read_policy_config(directory)
+        folder.policy.unlink(missing_ok=True)
+        folder.policy.symlink_to(directory, target_is_directory=True)
+        return
+    from hotloop.models.builtin import make_policy
+
+    is_warmed = dataset.is_builtin and laptop.warmup_accuracy > 0
+    report = make_policy(
+        folder.policy,
+        kind=laptop.policy,  # type: ignore[arg-type]  # one of the two names, by the test above
+        seed=laptop.seed,
+        items=[(str(task.prompt), task.label or "") for task in dataset.train] if is_warmed else (),
+        gate=[(str(task.prompt), task.label or "") for task in dataset.gate] if is_warmed else (),
+        warmup_accuracy=laptop.warmup_accuracy,
+        warmup_max_steps=laptop.warmup_max_steps if is_warmed else 0,
+    )
+    how = "from the cache" if report.from_cache else f"{report.warmup_steps} warm-up steps in {report.warmup_s:.1f} s"
+    say(f"policy: {laptop.policy}, {report.num_params:,} parameters, {how}, gate accuracy {report.gate_accuracy:.2f}")
+
+
+def _run(
+    experiment: Experiment,
+    dataset: Dataset,
+    folder: RunFolder,
+    checkpoint: tuple[LoopState, Path] | None,
+    *,
+    quiet: bool,
+    began: float,
+) -> int:
+    """Run the rounds with an interrupt that saves; print what came out."""
+    from hotloop.loop.assembly import assemble
+
+    progress = _choose_progress(quiet)
+    controller = assemble(experiment, dataset, folder, progress=progress, began=began, checkpoint=checkpoint)
+    first = checkpoint[0].round + 1 if checkpoint else 0
+
+    async def run() -> bool:
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            controller.stop.request()
+            loop.remove_signal_handler(signal.SIGINT)  # a second interrupt ends the process at once
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        return await controller.run()
+
+    progress.started(first, experiment.rounds)
+    try:
+        is_finished = asyncio.run(run())
+    finally:
+        progress.closed()
+    if not is_finished:
+        from hotloop.loop.checkpoint import find_latest
+
+        saved = find_latest(folder)
+        what = "nothing was saved yet" if saved is None else f"saved after round {saved}"
+        click.echo(f"interrupted; {what}. Continue with: hotloop run --resume {folder.root}", err=True)
+        return EXIT_INTERRUPTED
+    if not quiet:
+        _print_summary(folder, dataset)
+    return 0
+
+
+def _choose_progress(quiet: bool) -> Progress:
+    from hotloop.loop.progress import LiveProgress, PlainProgress, SilentProgress
+
+    if quiet:
+        return SilentProgress()
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        return LiveProgress(Console())
+    return PlainProgress(click.echo)
+
+
+def _print_summary(folder: RunFolder, dataset: Dataset) -> None:
+    import orjson
+
+    from hotloop.units import format_seconds
+
+    summary = orjson.loads(folder.summary.read_bytes())
+    if summary["eval_greedy_after"] is not None:
+        for name in ("greedy", "sampled"):
+            before, after = summary[f"eval_{name}_before"], summary[f"eval_{name}_after"]
+            click.echo(f"held-out accuracy, {name}: {before:.3f} -> {after:.3f}")
+    click.echo(
+        f"{summary['rounds']} rounds in {format_seconds(summary['wall_s'])}, "
+        f"{summary['sampling_tokens_per_s']:,.0f} tokens/s sampled, {summary['train_tokens_per_s']:,.0f} trained"
+    )
+    click.echo(f"everything is in {folder.root}: summary.json, metrics.jsonl, rollouts/, checkpoints/")
+    if dataset.suggestion:
+        click.echo(f"next: {dataset.suggestion}")
+        click.echo("  or: hotloop run --set laptop.policy=moe")
+
+
+def _silence(message: str) -> None:
+    """Say nothing."""

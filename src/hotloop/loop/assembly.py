@@ -1,0 +1,273 @@
+"""From an experiment to the parts of its run: settings of engine and trainer, verifier, source, controller.
+
+Owns: the translation of the experiment's sections into the ports' settings, and the checks that need the policy's files
+(its context, its vocabulary, its size).
+
+Promises: every key that support.py calls honoured is read here, in dataset.py or by the command. What is opened is
+closed by the controller.
+Does not do: reading experiments (experiment/load.py), making policies (models/builtin.py, called by the command).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hotloop.engines.base import EngineSettings, open_engine
+from hotloop.errors import InputError
+from hotloop.experiment.choices import Experiment
+from hotloop.loop.checkpoint import LoopState
+from hotloop.loop.collecting import Collector
+from hotloop.loop.controller import Controller, LoopSettings, Parts
+from hotloop.loop.dataset import Dataset, make_source
+from hotloop.loop.evaluate import Evaluator
+from hotloop.loop.progress import Progress
+from hotloop.loop.queue import InMemoryQueue
+from hotloop.loop.run_folder import RunFolder
+from hotloop.loop.sampling import Sampler, find_longest_prompt
+from hotloop.loop.scoring import JudgeVerifier
+from hotloop.loop.weight_sync import InMemorySync
+from hotloop.models.tokenizer import Tokenizer, open_tokenizer
+from hotloop.trainers.base import LossSettings, OptimizerSettings, TrainerSettings, open_trainer
+from hotloop.types import SamplingParams, Task
+from hotloop.units import format_bytes
+from hotloop.verifiers.base import Verifier
+from hotloop.verifiers.registry import open_verifier as build_reward
+
+CORRECTION_BOUNDS = {"none": (0.0, 2.0), "tis": (0.0, 2.0), "icepop": (0.5, 2.0)}
+"""Lower and upper bound of the importance weight (slime's defaults for TIS and IcePop)."""
+BYTES_PER_PARAM = 24
+"""fp32 weights, gradient and two moments of the trainer, the engine's copy, and one more while weights are read."""
+
+
+def make_loop_settings(experiment: Experiment) -> LoopSettings:
+    """Take from the experiment what the rounds need."""
+    laptop = experiment.laptop
+    return LoopSettings(
+        num_rounds=experiment.rounds,
+        seed=laptop.seed,
+        normalizes_std=experiment.algorithm.normalize_std,
+        checkpoint_interval=laptop.checkpoint_interval,
+        keep_checkpoints=laptop.keep_checkpoints,
+        eval_interval=experiment.eval_interval,
+    )
+
+
+def make_trainer_settings(experiment: Experiment, policy_dir: Path) -> TrainerSettings:
+    """Translate `[algorithm]`, `[optimizer]` and `[laptop]` for the trainer."""
+    algorithm, optimizer, laptop = experiment.algorithm, experiment.optimizer, experiment.laptop
+    assert algorithm.kind in ("grpo", "gspo", "cispo")  # support.py refuses the others
+    low, high = CORRECTION_BOUNDS[experiment.correction]
+    return TrainerSettings(
+        policy_dir=str(policy_dir),
+        device=laptop.device,
+        threads=laptop.threads,
+        seed=laptop.seed,
+        loss=LossSettings(
+            kind=algorithm.kind,
+            eps_clip=algorithm.eps_clip,
+            eps_clip_high=algorithm.eps_clip_high,
+            dual_clip=algorithm.dual_clip,
+            kl_loss_coef=algorithm.kl_loss_coef,
+            kl_loss_type=algorithm.kl_loss_type,
+            entropy_coef=algorithm.entropy_coef,
+            aggregation=algorithm.aggregation,
+            correction=experiment.correction,
+            correction_low=low,
+            correction_high=high,
+            temperature=experiment.sampling.temperature,
+        ),
+        optimizer=OptimizerSettings(
+            lr=optimizer.lr,
+            lr_decay_style=optimizer.lr_decay_style,
+            lr_min_frac=optimizer.lr_min_frac,
+            lr_warmup_steps=optimizer.lr_warmup_steps,
+            total_steps=max(1, experiment.rounds * optimizer.steps_per_round),
+            weight_decay=optimizer.weight_decay,
+            beta1=optimizer.beta1,
+            beta2=optimizer.beta2,
+            eps=optimizer.eps,
+            clip_grad=optimizer.clip_grad,
+            steps_per_round=optimizer.steps_per_round,
+            max_tokens_per_microbatch=optimizer.max_tokens_per_microbatch,
+        ),
+        exact_savings=laptop.exact_savings,
+        replay_routed_experts=experiment.r3,
+    )
+
+
+def make_engine_settings(experiment: Experiment, policy_dir: Path, max_context: int) -> EngineSettings:
+    """Translate `[laptop]` for the engine."""
+    laptop = experiment.laptop
+    return EngineSettings(
+        policy_dir=str(policy_dir),
+        device=laptop.device,
+        dtype=laptop.dtype,
+        threads=laptop.threads,
+        max_slots=laptop.max_slots,
+        max_context=max_context,
+        options={"exact_savings": laptop.exact_savings},
+    )
+
+
+def make_sampling_params(experiment: Experiment, dataset: Dataset, tokenizer: Tokenizer) -> SamplingParams:
+    """Translate `[sampling]` for the engine."""
+    sampling = experiment.sampling
+    return SamplingParams(
+        max_new_tokens=dataset.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=tokenizer.stop_ids,
+        stop=sampling.stop,
+    )
+
+
+def open_verifier(experiment: Experiment, dataset: Dataset) -> Verifier:
+    """Open the experiment's reward; a built-in task with several right answers judges `exact` itself.
+
+    Raises:
+        InputError: the reward cannot be opened.
+    """
+    if dataset.judge is not None and experiment.reward.kind == "exact":
+        return JudgeVerifier(dataset.name, dataset.judge)
+    return build_reward(experiment.reward)
+
+
+def read_policy_config(policy_dir: Path) -> dict[str, Any]:
+    """Read config.json of a policy.
+
+    Raises:
+        InputError: code `policy_not_found`.
+    """
+    path = policy_dir / "config.json"
+    if not path.is_file():
+        raise InputError(
+            "policy_not_found",
+            "there is no config.json, so this is not a Hugging Face directory",
+            where=f"laptop.policy = {str(policy_dir)!r}",
+            do="Name a directory with config.json, safetensors and a tokenizer, or dense, or moe.",
+        )
+    config: dict[str, Any] = json.loads(path.read_text())
+    return config
+
+
+def check_policy(policy_dir: Path, tokenizer: Tokenizer) -> None:
+    """Check that a policy can be run here before it is read.
+
+    Raises:
+        InputError: `tokenizer_too_large`, `policy_too_large`, `policy_not_found`.
+    """
+    vocab = int(read_policy_config(policy_dir).get("vocab_size", 0))
+    if vocab and tokenizer.vocab_size > vocab:
+        raise InputError(
+            "tokenizer_too_large",
+            f"the tokenizer has {tokenizer.vocab_size} ids and the policy embeds {vocab}",
+            where=str(policy_dir),
+            do="Take the tokenizer that belongs to the policy.",
+        )
+    needed = count_params(policy_dir) * BYTES_PER_PARAM
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > total:
+        raise InputError(
+            "policy_too_large",
+            f"training it takes about {format_bytes(needed)} ({BYTES_PER_PARAM} bytes for each parameter), "
+            f"and this machine has {format_bytes(total)}",
+            where=str(policy_dir),
+            do="Take a smaller policy here; export the experiment for a cluster.",
+        )
+
+
+def count_params(policy_dir: Path) -> int:
+    """Count the parameters in a policy's safetensors files from their headers."""
+    count = 0
+    for path in sorted(policy_dir.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                size = 1
+                for length in entry["shape"]:
+                    size *= length
+                count += size
+    return count
+
+
+def choose_context(
+    tokenizer: Tokenizer, dataset: Dataset, config: dict[str, Any], *, applies_chat_template: bool
+) -> int:
+    """Choose the KV slots per sequence: the longest prompt and its answer, at most the policy's own limit.
+
+    Raises:
+        InputError: every prompt that leaves no room for one token, together (`prompt_too_long`).
+    """
+    limit = int(config.get("max_position_embeddings") or 1 << 30)
+    tasks: list[Task] = [*dataset.train, *dataset.held_out]
+    if dataset.is_builtin:  # one length of prompt, in characters and therefore in tokens
+        tasks = [max(tasks, key=lambda task: len(str(task.prompt)))]
+    longest = find_longest_prompt(tokenizer, tasks, applies_chat_template, limit)
+    return min(limit, longest + dataset.max_new_tokens)
+
+
+def assemble(
+    experiment: Experiment,
+    dataset: Dataset,
+    folder: RunFolder,
+    *,
+    progress: Progress,
+    began: float,
+    checkpoint: tuple[LoopState, Path] | None = None,
+) -> Controller:
+    """Open everything a run needs; its policy lies in `folder.policy` already.
+
+    Args:
+        checkpoint: state and directory to continue from.
+
+    Raises:
+        InputError: the policy, the reward or the data cannot be used.
+    """
+    policy_dir = folder.policy
+    tokenizer = open_tokenizer(policy_dir)
+    check_policy(policy_dir, tokenizer)
+    applies_chat_template = experiment.data.apply_chat_template and not dataset.is_builtin
+    max_context = choose_context(
+        tokenizer, dataset, read_policy_config(policy_dir), applies_chat_template=applies_chat_template
+    )
+    verifier = open_verifier(experiment, dataset)
+    trainer = open_trainer(make_trainer_settings(experiment, policy_dir))
+    engine = open_engine(make_engine_settings(experiment, policy_dir, max_context))
+    source = make_source(experiment, dataset)
+    state = None
+    if checkpoint is not None:
+        state, directory = checkpoint
+        trainer.load(directory)
+        source.restore(state.cursor)
+    sampler = Sampler(
+        engine,
+        tokenizer,
+        make_sampling_params(experiment, dataset, tokenizer),
+        experiment.laptop.seed,
+        max_context,
+        applies_chat_template,
+        returns_routed_experts=engine.info.num_experts > 0,
+    )
+    sampling = experiment.sampling
+    collector = Collector(
+        source=source,
+        sampler=sampler,
+        verifier=verifier,
+        queue=InMemoryQueue(),
+        num_groups=sampling.num_groups,
+        group_size=sampling.group_size,
+        submission=sampling.over_sampling or sampling.num_groups,
+        drops_zero_std=sampling.drop_zero_std,
+        max_staleness=experiment.max_staleness,
+        next_group_id=state.next_group_id if state else 0,
+    )
+    evaluator = None
+    if experiment.eval_mode == "inline":
+        evaluator = Evaluator(sampler, verifier, dataset.held_out, experiment.eval_samples)
+    parts = Parts(collector, trainer, engine, InMemorySync(trainer, engine), evaluator, progress)
+    return Controller(make_loop_settings(experiment), parts, folder, state=state, began=began)

@@ -1,0 +1,175 @@
+"""What a person sees of a run: one live view on a terminal, plain lines elsewhere.
+
+Owns: the Progress port; `LiveProgress` (rich), `PlainProgress` (lines for logs and pipes), `SilentProgress`.
+
+Promises: plain lines hold no control characters and no more than about `MAX_PLAIN_LINES` of a long run; a live view
+redraws at most a few times a second, so that it costs a run nothing.
+Does not do: numbers (they are the records of metrics.jsonl).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.units import format_seconds
+
+MAX_PLAIN_LINES = 25
+REDRAWS_PER_SECOND = 4
+_SPARKS = "▁▂▃▄▅▆▇█"
+_CURVE_POINTS = 40
+
+
+class Progress(Protocol):
+    """Told of everything a run does, in order."""
+
+    def started(self, first_round: int, num_rounds: int) -> None: ...
+
+    def evaluated(self, round_: int, metrics: Mapping[str, float]) -> None: ...
+
+    def round_done(self, record: Mapping[str, Any]) -> None: ...
+
+    def saved(self, round_: int, path: Path) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def started(self, first_round: int, num_rounds: int) -> None: ...
+
+    def evaluated(self, round_: int, metrics: Mapping[str, float]) -> None: ...
+
+    def round_done(self, record: Mapping[str, Any]) -> None: ...
+
+    def saved(self, round_: int, path: Path) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+class Eta:
+    """Time left, from the mean time of the rounds so far."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._first = 0
+        self._num_rounds = 0
+
+    def start(self, first_round: int, num_rounds: int) -> None:
+        self._first, self._num_rounds = first_round, num_rounds
+        self._began = self._clock()
+
+    def left_s(self, round_: int) -> float:
+        """Estimate the seconds after a finished round until the end."""
+        done = round_ + 1 - self._first
+        return (self._clock() - self._began) / max(1, done) * (self._num_rounds - round_ - 1)
+
+
+class PlainProgress:
+    """Lines: every evaluation and save, and a thinned-out selection of rounds."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._eta = Eta(clock)
+        self._every = 1
+        self._num_rounds = 0
+
+    def started(self, first_round: int, num_rounds: int) -> None:
+        self._num_rounds = num_rounds
+        self._every = max(1, -(-(num_rounds - first_round) // MAX_PLAIN_LINES))
+        self._eta.start(first_round, num_rounds)
+
+    def evaluated(self, round_: int, metrics: Mapping[str, float]) -> None:
+        when = "before training" if round_ < 0 else f"after round {round_}"
+        self._write(f"held-out {when}: greedy {metrics['eval/greedy']:.3f}, sampled {metrics['eval/sampled']:.3f}")
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        round_ = int(record["round"])
+        if (round_ + 1) % self._every and round_ + 1 != self._num_rounds:
+            return
+        self._write(
+            f"round {round_ + 1}/{self._num_rounds}  reward {record['rollout/raw_reward']:.3f}"
+            f"  entropy {record.get('train/entropy_loss', 0.0):.3f}"
+            f"  length {record['rollout/response_len/mean']:.1f}"
+            f"  {1 / max(1e-9, record['perf/step_time']):.1f} rounds/s"
+            f"  about {format_seconds(self._eta.left_s(round_))} left"
+        )
+
+    def saved(self, round_: int, path: Path) -> None:
+        self._write(f"saved {path.name}")
+
+    def closed(self) -> None: ...
+
+
+class LiveProgress:
+    """One table that redraws in place: reward, held-out accuracy, speed, time left, and the curve so far."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=REDRAWS_PER_SECOND, transient=False)
+        self._eta = Eta()
+        self._num_rounds = 0
+        self._record: Mapping[str, Any] = {}
+        self._evaluation: Mapping[str, float] = {}
+        self._rewards: list[float] = []
+        self._drawn = 0.0
+
+    def started(self, first_round: int, num_rounds: int) -> None:
+        self._num_rounds = num_rounds
+        self._eta.start(first_round, num_rounds)
+        self._live.start()
+
+    def evaluated(self, round_: int, metrics: Mapping[str, float]) -> None:
+        self._evaluation = metrics
+        self._draw()
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        self._record = record
+        self._rewards.append(float(record["rollout/raw_reward"]))
+        now = time.monotonic()
+        if now - self._drawn >= 1 / REDRAWS_PER_SECOND or record["round"] + 1 == self._num_rounds:
+            self._drawn = now
+            self._draw()
+
+    def saved(self, round_: int, path: Path) -> None: ...
+
+    def closed(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        table = Table.grid(padding=(0, 2))
+        record = self._record
+        if record:
+            done = int(record["round"]) + 1
+            table.add_row("round", f"{done} / {self._num_rounds}", ProgressBar(self._num_rounds, done, width=40))
+            table.add_row("reward", f"{record['rollout/raw_reward']:.3f}", Text(render_curve(self._rewards)))
+        if self._evaluation:
+            greedy, sampled = self._evaluation["eval/greedy"], self._evaluation["eval/sampled"]
+            table.add_row("held-out", f"{greedy:.3f} greedy", f"{sampled:.3f} sampled")
+        if record:
+            entropy, norm = record.get("train/entropy_loss", 0.0), record.get("train/grad_norm", 0.0)
+            table.add_row("entropy", f"{entropy:.3f}", f"gradient norm {norm:.3f}")
+            rate = f"{record['perf/tokens_per_gpu_per_sec']:,.0f} sampled tokens/s"
+            table.add_row("speed", f"{1 / max(1e-9, record['perf/step_time']):.1f} rounds/s", rate)
+            table.add_row("left", format_seconds(self._eta.left_s(int(record["round"]))), "")
+        self._live.update(table)
+
+
+def render_curve(values: list[float], points: int = _CURVE_POINTS) -> str:
+    """Draw values in 0..1 as a row of block characters, each the mean of its share of the values."""
+    if not values:
+        return ""
+    width = min(points, len(values))
+    edges = [i * len(values) // width for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    return "".join(_SPARKS[min(len(_SPARKS) - 1, max(0, int(mean * len(_SPARKS))))] for mean in means)

@@ -1,0 +1,78 @@
+"""New weights on their way to whoever samples with them.
+
+Owns: the WeightSync port and its colocated form, which copies the trainer's parameters into the engine in place.
+
+    trainer.weights() --+--> engine.pause -> write_weights -> resume
+                        +--> publisher (a bucket), when the run publishes
+
+Promises: when `push` returns, every token sampled from then on carries the new policy version; a failed push leaves the
+engine at the version it had.
+Does not do: deciding when (controller.py), the formats in a bucket (snapshots/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hotloop.engines.base import Engine, WeightUpdate
+from hotloop.trainers.base import Trainer
+
+IDENTITY_FORMAT = "step{:06d}"
+
+
+def make_identity(policy_version: int) -> str:
+    """Name of a policy version's snapshot."""
+    return IDENTITY_FORMAT.format(policy_version)
+
+
+class WeightSync(Protocol):
+    """Brings the trainer's weights to the sampler."""
+
+    async def push(self, policy_version: int) -> Mapping[str, float]:
+        """Install the current weights under a version and return `perf/` numbers of the transfer."""
+        ...
+
+
+@dataclass(slots=True)
+class InMemorySync:
+    """Trainer and engine in one process: a copy from one parameter arena to the other."""
+
+    trainer: Trainer
+    engine: Engine
+
+    async def push(self, policy_version: int) -> Mapping[str, float]:
+        update = WeightUpdate(policy_version, make_identity(policy_version), tensors=self.trainer.weights())
+        await self.engine.pause()
+        try:
+            await self.engine.write_weights(update)
+        finally:
+            await self.engine.resume()
+        return {}
+
+
+Publish = Callable[[Mapping[str, Any], str, int, bool], Any]
+"""Publishes (tensors, identity, policy version, as an anchor) and returns what `Publisher.publish` returns."""
+
+
+@dataclass(slots=True)
+class PublishingSync:
+    """Another sync, and the same weights into a bucket: an anchor first, then deltas."""
+
+    inner: WeightSync
+    trainer: Trainer
+    publish: Publish
+    needs_anchor: bool = True
+
+    async def push(self, policy_version: int) -> Mapping[str, float]:
+        numbers = dict(await self.inner.push(policy_version))
+        identity = make_identity(policy_version)
+        published = await asyncio.to_thread(
+            self.publish, self.trainer.weights(), identity, policy_version, self.needs_anchor
+        )
+        self.needs_anchor = False
+        numbers["perf/update_weights_density"] = published.changed_frac
+        numbers["perf/update_weights_wire_bytes"] = published.stored_bytes
+        return numbers
