@@ -29,7 +29,7 @@ class PolicyLoss:
     ratio_BT: torch.Tensor
     """Importance ratio that entered the loss, detached."""
     clipped_BT: torch.Tensor
-    """1.0 where the clip changed the token's loss."""
+    """1.0 where the clip changed the token's loss; never where the advantage is 0."""
 
 
 def compute_policy_loss(
@@ -73,7 +73,7 @@ def compute_policy_loss(
     if kind == "cispo":
         weight_BT = clipped_ratio_BT.detach()
         loss_BT = -weight_BT * advantages_BT * logprobs_BT
-        clipped_BT = (weight_BT != ratio_BT.detach()).to(loss_BT.dtype)
+        clipped_BT = ((weight_BT != ratio_BT.detach()) & (advantages_BT != 0)).to(loss_BT.dtype)
         return PolicyLoss(loss_BT, ratio_BT.detach(), clipped_BT)
     plain_BT = -ratio_BT * advantages_BT
     bounded_BT = -clipped_ratio_BT * advantages_BT

@@ -182,7 +182,8 @@ def build_rows(
     filled_NT = np.arange(int(total_N.max(initial=1))) < total_N[:, None]
     mask_NT = _lay_out([sample.mask for sample in samples], filled_NT, np.int8).astype(bool)
     advantages_NT = _lay_out([sample.advantages for sample in samples], filled_NT, np.float32)
-    _check_values(samples, mask_NT, advantages_NT)
+    _check_mask(samples, mask_NT)
+    _check_finite(samples, advantages_NT, "an advantage")
     weights_N = compute_sample_weights(
         mask_NT.sum(1), [sample.rollout_id for sample in samples], num_rollouts=num_rollouts, mode=aggregation
     )
@@ -195,6 +196,7 @@ def build_rows(
     mask_NT, advantages_NT, filled_NT = mask_NT[keep], advantages_NT[keep], filled_NT[keep]
     ids_NT = _lay_out([sample.ids for sample in kept], filled_NT, np.int64)
     behaviour_NT = _lay_out([sample.behaviour_logprobs for sample in kept], filled_NT, np.float32)
+    _check_finite(kept, behaviour_NT, "a behaviour logprob")
     behaviour_NT[~mask_NT] = 0.0
     starts_N = mask_NT.argmax(1)
     lengths_N = mask_NT.shape[1] - mask_NT[:, ::-1].argmax(1)
@@ -212,9 +214,9 @@ def build_rows(
         routes=_collect_routes(kept, lengths_N) if replay_routes else None,
         num_samples=len(samples),
     )
-    if savings.merge_equal:
+    if len(keep) and savings.merge_equal:
         rows = _merge(rows, compare_behaviour=compare_behaviour)
-    if savings.share_prompts:
+    if len(keep) and savings.share_prompts:
         rows = _number_prompts(rows)
     return rows
 
@@ -309,7 +311,8 @@ def _build_microbatch(rows: StepRows, chosen_B: Ints, splits_N: Ints) -> Microba
 
 def _lay_out(lists: Sequence[Sequence[Any]], filled_NT: NDArray[np.bool_], dtype: Any) -> NDArray[Any]:
     grid = np.zeros(filled_NT.shape, dtype)
-    grid[filled_NT] = np.fromiter(chain.from_iterable(lists), dtype, int(filled_NT.sum()))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite and is refused as such
+        grid[filled_NT] = np.fromiter(chain.from_iterable(lists), dtype, int(filled_NT.sum()))
     return grid
 
 
@@ -426,13 +429,16 @@ def _check_lengths(samples: Sequence[Sample]) -> None:
             )
 
 
-def _check_values(samples: Sequence[Sample], mask_NT: NDArray[np.bool_], advantages_NT: NDArray[np.float32]) -> None:
+def _check_mask(samples: Sequence[Sample], mask_NT: NDArray[np.bool_]) -> None:
     unpredicted = np.flatnonzero(mask_NT[:, 0])
     if unpredicted.size:
         raise _invalid(samples[unpredicted[0]], "its first token is unmasked, and no token before it predicts it")
-    wrong = np.flatnonzero(~np.isfinite(advantages_NT).all(1))
+
+
+def _check_finite(samples: Sequence[Sample], values_NT: NDArray[np.float32], what: str) -> None:
+    wrong = np.flatnonzero(~np.isfinite(values_NT).all(1))
     if wrong.size:
-        raise _invalid(samples[wrong[0]], "an advantage is not finite")
+        raise _invalid(samples[wrong[0]], f"{what} is not finite")
 
 
 def _invalid(sample: Sample, why: str) -> RunError:

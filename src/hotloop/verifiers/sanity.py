@@ -5,13 +5,11 @@ Owns: how a reference answer is wrapped, the five tests of experiment.md X03, an
 Promises: an error finding means that the reward cannot teach what the labels say; a note does not stop a run.
 Does not do: sampling (rollouts of the policy are handed in), the planner's own note about deepscaler.
 
-| test | finding |
-|---|---|
-| X03.1 every reference scores 0 for want of a think-end tag or response marker | error `reward_never_positive` |
-| X03.2 a reference answer does not score 1 / an altered one does not score 0 | error `reward_rejects_reference` / `reward_accepts_wrong` |
-| X03.3 all rewards of at least 8 prompts are equal | note `zero_variance` |
-| X03.4 a reward is None, NaN, not a number, or raises | error `reward_invalid`, `reward_raised`, naming the rollout |
-| X03.5 a hook cannot be imported or called | error `function_not_found`, `function_signature` |
+X03.1 error `reward_never_positive`: every reference scores 0 for want of a think-end tag or a response marker
+X03.2 error `reward_rejects_reference`, `reward_accepts_wrong`: a reference does not score 1, an altered one not 0
+X03.3 note `zero_variance`: all rewards of at least 8 prompts are equal
+X03.4 error `reward_invalid`, `reward_raised`, naming the rollout: None, NaN, not a number, or an exception
+X03.5 error `function_not_found`, `function_signature`: a hook cannot be imported or called
 
 A user's function or service may want another form than the bare label, so for them X03.2 is a note.
 """
@@ -107,7 +105,7 @@ async def check_references(
             SanityFinding(
                 "reward_never_positive",
                 "error",
-                f"deepscaler reads the text after {THINK_END} or {RESPONSE_MARKER}, and the chat template of this policy"
+                f"deepscaler reads the text after {THINK_END} or {RESPONSE_MARKER}, and this policy's chat template"
                 f" produces neither: all {len(right)} correct boxed answers score 0",
                 where="reward.kind = 'deepscaler'",
                 do="Use reward.kind = 'math', or a policy whose chat template opens a thinking block.",
@@ -142,7 +140,7 @@ async def check_rollouts(verifier: Verifier, rollouts: Sequence[Rollout]) -> lis
             "note",
             f"all {len(scores)} rewards of {num_prompts} prompts are {rewards.pop():g}, so no advantage differs from 0",
             where=f"reward {verifier.name}",
-            do="Look at the responses: the policy may be too weak or too strong for the task, or the reward too strict.",
+            do="Look at the responses: the policy may be too weak or too strong for the task.",
         )
     ]
 
