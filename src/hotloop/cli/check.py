@@ -7,7 +7,14 @@ from pathlib import Path
 
 import click
 
-from hotloop.cli.planner_input import exit_bad_input, experiment_options, open_experiment, open_plan, print_errors
+from hotloop.cli.planner_input import (
+    exit_bad_input,
+    experiment_options,
+    open_experiment,
+    open_plan,
+    print_errors,
+    short_lived,
+)
 from hotloop.errors import InputError
 
 
@@ -19,6 +26,7 @@ from hotloop.errors import InputError
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A checkpoint's config.json, compared with the model that the experiment names.",
 )
+@short_lived
 def command(
     file: Path | None,
     preset: str | None,

@@ -6,11 +6,13 @@ a disk or a process for the planner happens here, because `experiment/` is pure.
 
 from __future__ import annotations
 
+import functools
+import gc
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -28,6 +30,22 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """File that names the newest checkpoint of a folder (Megatron)."""
+
+
+def short_lived(function: _F) -> _F:
+    """Let a command that ends in a moment allocate without garbage collection, which would take a tenth of its time."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    return cast(_F, run)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hotloop.experiment.catalog.records import Gpu, Model
 from hotloop.experiment.choices import Experiment
-from hotloop.experiment.export.sglang import render_sglang_yaml
+from hotloop.experiment.export.sglang import ServerGroup, build_server_groups
 from hotloop.experiment.export.slime import build_environment, build_train_argv, is_glm5
 from hotloop.experiment.flags import FlagUse, split_flags
 from hotloop.experiment.resolve import effective_recipe
@@ -25,8 +25,8 @@ class Launch:
     argv: tuple[str, ...]
     """After the script's name and MODEL_ARGS."""
     environment: Mapping[str, str]
-    sglang_config: str = ""
-    """YAML of the server groups, empty without `--sglang-config`."""
+    server_groups: tuple[ServerGroup, ...] = ()
+    """What the file of `--sglang-config` holds, empty without one."""
     has_allgather_cp: bool = False
     """MODEL_ARGS carry `--allgather-cp`."""
     is_sparse_attention: bool = False
@@ -78,7 +78,7 @@ def build_launch(choices: Experiment, model: Model, gpu: Gpu | None = None) -> L
     return Launch(
         argv=tuple(build_train_argv(choices, model)),
         environment=build_environment(choices),
-        sglang_config=render_sglang_yaml(choices, effective_recipe(choices, model)) if choices.pd else "",
+        server_groups=build_server_groups(choices, effective_recipe(choices, model)) if choices.pd else (),
         has_allgather_cp=model.recipe.cp_layout == "allgather",
         is_sparse_attention=is_glm5(model),
         is_blackwell=bool(gpu and gpu.is_blackwell),

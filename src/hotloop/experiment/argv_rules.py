@@ -260,32 +260,26 @@ def check_server_groups(view: View) -> Iterator[Finding]:
     if has_config and has_servers:
         why = "both --prefill-num-servers and --sglang-config split the engines"
         yield _find("prefill_servers", "--sglang-config", why, "Leave out --prefill-num-servers.", "pd")
-    if has_config and view.launch.sglang_config:
+    if has_config and view.launch.server_groups:
         yield from _check_groups(view)
 
 
 def _check_groups(view: View) -> Iterator[Finding]:
-    import yaml  # only needed for a vector with server groups
-
-    models = yaml.safe_load(view.launch.sglang_config)["sglang"]
-    groups = [group for model in models for group in model["server_groups"]]
+    groups = view.launch.server_groups
     if view.has("--colocate") and not view.has("--rollout-num-gpus"):
         pool = view.count("--actor-num-nodes", 1) * view.count("--actor-num-gpus-per-node", 8)
     else:
         pool = view.count("--rollout-num-gpus", 0)
-    total = sum(group["num_gpus"] for group in groups)
+    total = sum(group.gpus for group in groups)
     if total != pool:
         why = f"the groups have {total} GPUs and the rollout pool has {pool}"
         yield _find(
             "pd_groups", "--sglang-config", why, "Let the groups sum to the pool.", "prefill_gpus", "rollout_gpus"
         )
-    for model in models:
-        paths = {
-            group.get("overrides", {}).get("model_path", model.get("model_path")) for group in model["server_groups"]
-        }
-        if len(paths) > 1:
-            why = f"the groups of {model['name']} name {len(paths)} model paths, and one model has one"
-            yield _find("group_model_path", "--sglang-config", why, "Name one model path.", "pd")
+    paths = {dict(group.overrides).get("model_path", "") for group in groups}
+    if len(paths) > 1:
+        why = f"the groups name {len(paths)} model paths, and the groups of one model share one"
+        yield _find("group_model_path", "--sglang-config", why, "Name one model path.", "pd")
 
 
 def check_allgather_cp(view: View) -> Iterator[Finding]:

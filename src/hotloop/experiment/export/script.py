@@ -20,7 +20,7 @@ import re
 from hotloop.experiment.catalog.records import Catalog, Model
 from hotloop.experiment.choices import Experiment
 from hotloop.experiment.export.prepare import choose_folders, render_convert, render_prepare
-from hotloop.experiment.export.sglang import render_sglang_yaml
+from hotloop.experiment.export.sglang import build_server_groups, render_sglang_yaml
 from hotloop.experiment.export.shell import (
     choose_heredoc_mark,
     quote,
@@ -225,7 +225,7 @@ def _render_submit(
     lines = [f"{name}() {{", "  enter_slime", "  load_model_args"]
     lines.append(f'  local words=(python3 {driver} "${{MODEL_ARGS[@]}}" {arrays})')
     if choices.pd:
-        yaml = render_sglang_yaml(choices, effective_recipe(choices, model))
+        yaml = render_sglang_yaml(build_server_groups(choices, effective_recipe(choices, model)))
         mark = choose_heredoc_mark(yaml)
         lines += [
             "  local config",
