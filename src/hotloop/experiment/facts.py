@@ -87,14 +87,29 @@ def collect_facts(
     )
 
 
+_RESTATED = (
+    ("external_pd", "pd_groups", ""),
+    ("external_addrs", "flag_arity", "--rollout-external-engine-addrs"),
+    ("not_in_target", "flag_value", "--rollout-data-transport"),
+)
+"""(error of the choices, error of the vector, how its message begins): the second says the first again."""
+
+
+def _is_restated(finding: Finding, known: set[str]) -> bool:
+    return finding.code in known or any(
+        choice in known and finding.code == code and finding.message.startswith(start)
+        for choice, code, start in _RESTATED
+    )
+
+
 def collect_errors(facts: Facts) -> tuple[Finding, ...]:
     """Return the errors of the choices, then those of the argument vector that the choices did not already give."""
     errors = find_errors(facts)
     known = {error.code for error in errors}
     if facts.model.rollout_only:
         return errors
-    more = (finding for finding in check_argv(facts.experiment, facts.model, facts.gpu) if finding.code not in known)
-    return (*errors, *more)
+    found = check_argv(facts.experiment, facts.model, facts.gpu)
+    return (*errors, *(finding for finding in found if not _is_restated(finding, known)))
 
 
 def collect_notes(facts: Facts) -> tuple[Finding, ...]:
