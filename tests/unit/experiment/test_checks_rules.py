@@ -18,7 +18,12 @@ Edit = dict[str, Any]
 ASYNC: Edit = {"layout": "separate", "schedule": "async"}
 SEPARATE_PD: Edit = {"layout": "separate", "rollout_gpus": 16, "pd": True, "rdma_device": "mlx5_0"}
 CUSTOM: Edit = {"task": "custom", "generate_hook": "my_task.generate", "reward_hook": "my_task.reward"}
-EXTERNAL: Edit = {"layout": "external", "transport": "disk", "weight_dir": "/shared/w", "external_addrs": "10.0.0.1:30000"}
+EXTERNAL: Edit = {
+    "layout": "external",
+    "transport": "disk",
+    "weight_dir": "/shared/w",
+    "external_addrs": "10.0.0.1:30000",
+}
 STRAW: Edit = {"straw": True, "straw_dir": "/shared/q", "straw_run_id": "run-1", "straw_declaration": "/shared/d.json"}
 DELTA: Edit = {"layout": "separate", "transport": "delta", "weight_dir": "/shared/w", "local_weight_dir": "/local/w"}
 
