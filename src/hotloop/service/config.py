@@ -76,6 +76,8 @@ class DeploymentConfig(_Record):
     """Delivery cache shared by the node's replicas; empty: under XDG_CACHE_HOME."""
     partition: str = ""
     """Name of the secret that separates deployments in the delivery cache; empty: a random one in the state folder."""
+    tokenizer: str = ""
+    """Directory of the tokenizer, for snapshots that hold none; without either, only token ids are served."""
     keys: str = ""
     """Name of the secret with the API keys; empty: no keys, loopback only."""
     storage: str = ""

@@ -9,11 +9,12 @@ Does not do: version pins and affinity (routing.py, read at the gateway), answer
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from hotloop.errors import ServiceError
+from hotloop.models.tokenizer import Tokenizer
 from hotloop.types import SamplingParams
 
 Kind = Literal["chat", "text"]
@@ -102,19 +103,6 @@ _HONOURED_NVEXT = frozenset(
 )
 
 
-class TextCodec(Protocol):
-    """What the service needs of a tokenizer; models/tokenizer.py is the real one."""
-
-    @property
-    def stop_token_ids(self) -> Sequence[int]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
     """One request, ready for an engine."""
@@ -157,7 +145,7 @@ def invalid(field: str, why: str, do: str = "") -> ServiceError:
 
 
 def parse_rollout_request(
-    kind: Kind, body: Mapping[str, Any], headers: Mapping[str, str], codec: TextCodec
+    kind: Kind, body: Mapping[str, Any], headers: Mapping[str, str], tokenizer: Tokenizer
 ) -> RolloutRequest:
     """Turn a body into a request.
 
@@ -174,7 +162,7 @@ def parse_rollout_request(
     if not isinstance(extra, list) or not all(isinstance(name, str) for name in extra):
         raise invalid("nvext.extra_fields", "must be a list of names")
     ignored += [f"nvext.extra_fields.{name}" for name in extra if name not in EXTRA_FIELDS]
-    prompts = _prompts(kind, body, nvext, codec)
+    prompts = _prompts(kind, body, nvext, tokenizer)
     logprobs, top_logprobs = _logprobs(kind, body)
     control = _mapping(nvext, "session_control", "nvext.session_control")
     return RolloutRequest(
@@ -182,7 +170,7 @@ def parse_rollout_request(
         model=str(body.get("model") or ""),
         prompts=prompts,
         n=_integer(body, "n", 1, 1, MAX_COMPLETIONS),
-        params=_sampling(kind, body, codec),
+        params=_sampling(kind, body, tokenizer),
         stream=_boolean(body, "stream"),
         include_usage=_boolean(_mapping(body, "stream_options"), "include_usage", "stream_options.include_usage"),
         logprobs=logprobs,
@@ -224,7 +212,7 @@ def split_model_name(model: str, served_name: str) -> str:
     return identity
 
 
-def _prompts(kind: Kind, body: Mapping[str, Any], nvext: Mapping[str, Any], codec: TextCodec) -> list[list[int]]:
+def _prompts(kind: Kind, body: Mapping[str, Any], nvext: Mapping[str, Any], tokenizer: Tokenizer) -> list[list[int]]:
     token_data = nvext.get("token_data")
     if token_data is not None:
         if not _is_ids(token_data):
@@ -234,15 +222,15 @@ def _prompts(kind: Kind, body: Mapping[str, Any], nvext: Mapping[str, Any], code
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise invalid("messages", "must be a list of at least one message")
-        return [codec.apply_chat_template([_message(message, i) for i, message in enumerate(messages)])]
+        return [tokenizer.encode_chat([_message(message, i) for i, message in enumerate(messages)])]
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        return [codec.encode(prompt)]
+        return [tokenizer.encode(prompt)]
     if isinstance(prompt, list) and _is_ids(prompt):
         return [list(prompt)]
     if isinstance(prompt, list) and prompt:
         if all(isinstance(item, str) for item in prompt):
-            return [codec.encode(item) for item in prompt]
+            return [tokenizer.encode(item) for item in prompt]
         if all(_is_ids(item) for item in prompt):
             return [list(item) for item in prompt]
     raise invalid("prompt", "must be a text, a list of token ids, or a list of either")
@@ -271,7 +259,7 @@ def _is_ids(value: Any) -> bool:
     )
 
 
-def _sampling(kind: Kind, body: Mapping[str, Any], codec: TextCodec) -> SamplingParams:
+def _sampling(kind: Kind, body: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
     default = DEFAULT_TEXT_MAX_TOKENS if kind == "text" else 2**31 - 1
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     stop = body.get("stop") or []
@@ -290,7 +278,7 @@ def _sampling(kind: Kind, body: Mapping[str, Any], codec: TextCodec) -> Sampling
         top_p=_number(body, "top_p", 1.0, 0.0, 1.0, low_open=True),
         top_k=_integer(body, "top_k", -1, -1, 2**31 - 1) or -1,
         min_p=_number(body, "min_p", 0.0, 0.0, 1.0),
-        stop_token_ids=(*codec.stop_token_ids, *stop_ids),
+        stop_token_ids=(*tokenizer.stop_ids, *stop_ids),
         stop=tuple(stop),
         seed=secrets.randbits(63) if seed is None else seed % 2**63,
         logit_bias=_logit_bias(body),

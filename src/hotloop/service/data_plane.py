@@ -1,0 +1,250 @@
+"""The gateway's hot path: one rollout request in, one replica's answer out, bytes untouched.
+
+    client --> body within its limit --> pin, affinity --> room? --> replica --> answer piece by piece --> client
+                                                             |
+                                             bounded queue, 429 beyond it
+
+Raw ASGI, because each layer costs a share of a CPU that a proxy cannot spare.
+Promises: a stream is passed on unbuffered; a client that goes away closes the replica's connection, which aborts its
+work; a request whose replica dies before a byte was answered is tried once on another; after that the client is told.
+Does not do: the rules of choosing (routing.py), counting health (membership.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from hotloop.errors import HotloopError, ReplicaLost, ServiceError
+from hotloop.service.config import LimitsConfig
+from hotloop.service.json_body import parse_object, read_body
+from hotloop.service.membership import Member, Membership
+from hotloop.service.metrics import Metrics
+from hotloop.service.rollout_request import split_model_name
+from hotloop.service.routing import affinity_key_of, choose_replica, parse_pin
+from hotloop.service.wire_errors import error_body, error_response
+
+BODY_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+_PASSED_ON = (b"content-type", b"x-hotloop-ignored", b"retry-after", b"cache-control")
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What has been sent to the client so far."""
+
+    started: bool = False
+    is_stream: bool = False
+
+
+class DataPlane:
+    """Routes and proxies rollout requests."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        limits: LimitsConfig,
+        served_name: str,
+        session: aiohttp.ClientSession,
+        token: str,
+        metrics: Metrics,
+    ) -> None:
+        self._membership = membership
+        self._limits = limits
+        self._served_name = served_name
+        self._session = session
+        self._token = token
+        self._metrics = metrics
+        self._waiting = 0
+        self._room = asyncio.Condition()
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request under `/v1/chat/completions` or `/v1/completions`."""
+        request = Request(scope, receive)
+        outcome = _Outcome()
+        try:
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    raw = await read_body(request, self._limits.max_body_bytes)
+            except TimeoutError:
+                raise ServiceError("request_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+            body = parse_object(raw)
+            limit = self._limits.request_timeout_s
+            try:
+                async with asyncio.timeout(limit):
+                    await self._until_gone(scope["path"], raw, body, request.headers, receive, send, outcome)
+            except TimeoutError:
+                raise ServiceError(
+                    "request_timeout",
+                    f"the answer was not complete within {limit:g} s",
+                    do="Ask for fewer tokens, or raise limits.request_timeout_s.",
+                ) from None
+        except HotloopError as error:
+            self._metrics.errors.labels(error.code).inc()
+            if not outcome.started:
+                await error_response(error)(scope, receive, send)
+            else:
+                await _end_broken_stream(send, error, outcome)
+
+    async def _until_gone(
+        self,
+        path: str,
+        raw: bytes,
+        body: Mapping[str, Any],
+        headers: Headers,
+        receive: Receive,
+        send: Send,
+        outcome: _Outcome,
+    ) -> None:
+        """Route and proxy, and give up when the client goes away."""
+        work = asyncio.ensure_future(self._route(path, raw, body, headers, send, outcome))
+        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError, HotloopError):
+                    await work
+
+    async def _route(
+        self, path: str, raw: bytes, body: Mapping[str, Any], headers: Headers, send: Send, outcome: _Outcome
+    ) -> None:
+        pin = parse_pin(body, split_model_name(str(body.get("model") or ""), self._served_name))
+        key = affinity_key_of(headers, body)
+        tried: set[str] = set()
+        while True:
+            member = await self._take(pin, key, tried)
+            try:
+                await self._proxy(member, path, raw, headers, send, outcome)
+                member.note_success()
+                return
+            except ReplicaLost:
+                member.note_failure(asyncio.get_running_loop().time())
+                if outcome.started or tried:
+                    raise
+                tried.add(member.replica_id)
+            finally:
+                await self._give_back(member)
+
+    async def _take(self, pin: Any, key: str, tried: set[str]) -> Member:
+        """Choose a replica with room, waiting in the bounded queue while there is none.
+
+        Raises:
+            ServiceError: `no_replicas`, `queue_full`.
+        """
+        members = self._membership.members
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.queue_timeout_s
+        is_waiting = False
+        try:
+            while True:
+                loads = self._membership.loads()
+                untried = [load for load in loads if load.replica_id not in tried]
+                choice = choose_replica(untried if any(load.ready for load in untried) else loads, pin, key)
+                if choice.replica_id:
+                    members[choice.replica_id].in_flight += 1
+                    return members[choice.replica_id]
+                if not is_waiting:
+                    if self._waiting >= self._limits.max_queue:
+                        raise _queue_full(f"all replicas are full and {self._waiting} requests wait already")
+                    self._waiting += 1
+                    is_waiting = True
+                    self._metrics.waiting.set(self._waiting)
+                async with self._room:
+                    try:
+                        await asyncio.wait_for(self._room.wait(), max(0.0, deadline - loop.time()))
+                    except TimeoutError:
+                        raise _queue_full(f"no replica had room within {self._limits.queue_timeout_s:g} s") from None
+        finally:
+            if is_waiting:
+                self._waiting -= 1
+                self._metrics.waiting.set(self._waiting)
+
+    async def _give_back(self, member: Member) -> None:
+        member.in_flight -= 1
+        if self._waiting:
+            async with self._room:
+                self._room.notify(1)
+
+    async def _proxy(
+        self, member: Member, path: str, raw: bytes, headers: Headers, send: Send, outcome: _Outcome
+    ) -> None:
+        """Pass one request to one replica and its answer back.
+
+        Raises:
+            ReplicaLost: the replica died or hung up.
+        """
+        onward = {"x-hotloop-replica-token": self._token, "content-type": "application/json"}
+        for name in _REQUEST_HEADERS:
+            value = headers.get(name)
+            if value is not None:
+                onward[name] = value
+        try:
+            async with self._session.post(member.url + path, data=raw, headers=onward) as answer:
+                passed = [(name, value) for name, value in answer.raw_headers if name.lower() in _PASSED_ON]
+                passed.append((b"x-hotloop-replica", member.replica_id.encode()))
+                outcome.is_stream = answer.content_type == "text/event-stream"
+                self._metrics.requests.labels(str(answer.status)).inc()
+                if outcome.is_stream:
+                    await send({"type": "http.response.start", "status": answer.status, "headers": passed})
+                    outcome.started = True
+                    async for piece in answer.content.iter_any():
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b""})
+                    return
+                whole = await answer.read()
+                passed.append((b"content-length", str(len(whole)).encode()))
+                await send({"type": "http.response.start", "status": answer.status, "headers": passed})
+                outcome.started = True
+                await send({"type": "http.response.body", "body": whole})
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise ReplicaLost(
+                "replica_lost",
+                f"replica {member.replica_id} broke off ({type(error).__name__})",
+                do="Retry with the same affinity key.",
+                details={"replica_id": member.replica_id},
+                retryable=True,
+            ) from None
+
+
+_REQUEST_HEADERS = (
+    "x-multi-turn-session-id",
+    "x-session-affinity",
+    "x-hot-load-drain-timeout",
+    "x-fireworks-hot-load-drain-timeout",
+    "fireworks-model",
+    "fireworks-deployment",
+)
+
+
+def _queue_full(why: str) -> ServiceError:
+    return ServiceError(
+        "queue_full", why, do="Retry in 1 s, or add replicas.", details={"retry_after_s": 1}, retryable=True
+    )
+
+
+async def _end_broken_stream(send: Send, error: HotloopError, outcome: _Outcome) -> None:
+    """Tell the reader of a stream why it ends; any other answer is cut, so that it cannot pass for whole."""
+    if outcome.is_stream:
+        event = b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
+        await send({"type": "http.response.body", "body": event})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
