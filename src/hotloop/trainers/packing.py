@@ -26,7 +26,7 @@ the prefix and the branch pass, R the response tokens of its longest row, C the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -318,37 +318,55 @@ def _lay_out(lists: Sequence[Sequence[Any]], filled_NT: NDArray[np.bool_], dtype
 
 def _merge(rows: StepRows, *, compare_behaviour: bool) -> StepRows:
     """Join rows with equal content; the first of each stays, and carries the sum of the weights."""
-    keys = _row_bytes(rows.ids_NT, rows.mask_NT, rows.advantages_NT)
-    leader_of: dict[bytes, list[int]] = {}
-    owner_N = np.empty(len(keys), np.int64)
+    contents = _row_bytes(rows.ids_NT, rows.mask_NT, rows.advantages_NT)
+    if rows.routes is not None:
+        contents = [content + route.tobytes() for content, route in zip(contents, rows.routes, strict=True)]
+    # First join what is equal bit for bit; only what is left is compared number by number.
+    recordings = _row_bytes(rows.behaviour_NT)
+    unique_N, firsts = _number(list(zip(contents, recordings, strict=True)))
+    counts_U = np.bincount(unique_N)
+    leaders_of: dict[bytes, list[int]] = {}
     leaders: list[int] = []
-    for row, content in enumerate(keys):
-        key = content if rows.routes is None else content + rows.routes[row].tobytes()
-        candidates = leader_of.setdefault(key, [])
-        for place in candidates:
-            if not compare_behaviour or _agree(rows.behaviour_NT, row, leaders[place]):
-                owner_N[row] = place
-                break
-        else:
-            owner_N[row] = len(leaders)
-            candidates.append(len(leaders))
+    owner_U = np.empty(len(firsts), np.int64)
+    for unique, row in enumerate(firsts):
+        candidates = leaders_of.setdefault(contents[row], [])
+        agreeing = (
+            place for place in candidates if not compare_behaviour or _agree(rows.behaviour_NT, row, leaders[place])
+        )
+        place = next(agreeing, len(leaders))
+        if place == len(leaders):
+            candidates.append(place)
             leaders.append(row)
-    counts = np.bincount(owner_N, minlength=len(leaders))
-    behaviour = np.zeros((len(leaders), rows.behaviour_NT.shape[1]))
-    np.add.at(behaviour, owner_N, rows.behaviour_NT)
+        owner_U[unique] = place
+    sums_LT = np.zeros((len(leaders), rows.behaviour_NT.shape[1]))
+    np.add.at(sums_LT, owner_U, rows.behaviour_NT[firsts] * counts_U[:, None].astype(np.float64))
+    counts_L = np.bincount(owner_U, weights=counts_U)
     kept = np.array(leaders, np.int64)
-    return StepRows(
+    return replace(
+        rows,
         ids_NT=rows.ids_NT[kept],
         lengths_N=rows.lengths_N[kept],
         starts_N=rows.starts_N[kept],
         prefixes_N=np.arange(len(kept)),
         mask_NT=rows.mask_NT[kept],
         advantages_NT=rows.advantages_NT[kept],
-        behaviour_NT=(behaviour / np.maximum(counts, 1)[:, None]).astype(np.float32),
-        weights_N=np.bincount(owner_N, weights=rows.weights_N, minlength=len(leaders)).astype(np.float64),
+        behaviour_NT=(sums_LT / counts_L[:, None]).astype(np.float32),
+        weights_N=np.bincount(owner_U[unique_N], weights=rows.weights_N).astype(np.float64),
         routes=None if rows.routes is None else [rows.routes[row] for row in leaders],
-        num_samples=rows.num_samples,
     )
+
+
+def _number(keys: Sequence[Any]) -> tuple[Ints, list[int]]:
+    """Number keys in order of their first appearance; return the number of each, and where each number first stood."""
+    numbers: dict[Any, int] = {}
+    firsts: list[int] = []
+    numbered = np.empty(len(keys), np.int64)
+    for position, key in enumerate(keys):
+        number = numbers.setdefault(key, len(firsts))
+        if number == len(firsts):
+            firsts.append(position)
+        numbered[position] = number
+    return numbered, firsts
 
 
 def _agree(behaviour_NT: NDArray[np.float32], row: int, other: int) -> bool:
@@ -357,26 +375,14 @@ def _agree(behaviour_NT: NDArray[np.float32], row: int, other: int) -> bool:
 
 def _number_prompts(rows: StepRows) -> StepRows:
     """Give rows with the same prompt, and the same replayed routes on it, one number."""
-    numbers: dict[bytes, int] = {}
     ids = np.ascontiguousarray(rows.ids_NT, np.int32)
-    prefixes_N = np.empty(len(ids), np.int64)
-    for row, start in enumerate(rows.starts_N.tolist()):
-        key = ids[row, :start].tobytes()
-        if rows.routes is not None:
-            key += rows.routes[row][:start].tobytes()
-        prefixes_N[row] = numbers.setdefault(key, len(numbers))
-    return StepRows(
-        rows.ids_NT,
-        rows.lengths_N,
-        rows.starts_N,
-        prefixes_N,
-        rows.mask_NT,
-        rows.advantages_NT,
-        rows.behaviour_NT,
-        rows.weights_N,
-        rows.routes,
-        rows.num_samples,
-    )
+    keys = [ids[row, :start].tobytes() for row, start in enumerate(rows.starts_N.tolist())]
+    if rows.routes is not None:
+        keys = [
+            key + rows.routes[row][:start].tobytes()
+            for row, (key, start) in enumerate(zip(keys, rows.starts_N.tolist(), strict=True))
+        ]
+    return replace(rows, prefixes_N=_number(keys)[0])
 
 
 def _row_bytes(*arrays: NDArray[Any]) -> list[bytes]:
