@@ -95,9 +95,9 @@ class Gateway:
         ]
         handlers = {HotloopError: handle_hotloop_error, HTTPException: _handle_http_error}
         self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
-        return self._call
+        return self
 
-    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Strip the prefix, and send rollouts past Starlette's routing."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)

@@ -58,7 +58,9 @@ async def serve(settings: dict[str, Any], token: str, keys: StaticKeys | None, p
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(replica.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        replica.app(), log_level="warning", access_log=False, proxy_headers=False, timeout_graceful_shutdown=5
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():

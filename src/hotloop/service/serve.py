@@ -85,6 +85,7 @@ async def _serve(gateway: Gateway, config: DeploymentConfig) -> None:
         gateway.app(),
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=64 * 1024,
     )
