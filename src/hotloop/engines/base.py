@@ -41,6 +41,11 @@ class EngineSettings:
     """Tokens of KV kept for prefix reuse; 0 turns it off."""
     url: str = ""
     """Address of a remote engine."""
+    driver: Literal["inline", "thread"] = "inline"
+    """Who steps an embedded engine: the caller's event loop (repeats exactly, blocks the loop for a step at a time), or
+    a worker thread (a service that must answer while tokens are computed)."""
+    merges_prefixes: bool = True
+    """Completions of a request share one row until they differ: exact, and faster. False computes each by itself."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -175,6 +175,8 @@ class StopMatcher:
         self._stop = tuple(text for text in stop if text)
         self._tail = ""
         self._keep = max((len(text) for text in self._stop), default=1) - 1
+        self.matched: str | None = None
+        """The stop string that was found."""
 
     def push(self, token_id: int) -> str | None:
         """Add one token; return the stop string that it completed, the earliest in the text if there are several."""
@@ -185,7 +187,8 @@ class StopMatcher:
         match = find_stop(self._tail, self._stop)
         if match is None and self._keep < len(self._tail):
             self._tail = self._tail[len(self._tail) - self._keep :] if self._keep else ""
-        return None if match is None else match[1]
+        self.matched = None if match is None else match[1]
+        return self.matched
 
 
 def find_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
@@ -242,6 +245,21 @@ def open_tokenizer(directory: Path | str) -> Tokenizer:
         pad_id=pad_id,
         where=str(directory),
     )
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, *, where: str) -> None:
+    """Refuse a tokenizer that can produce ids without an embedding.
+
+    Raises:
+        InputError: code `tokenizer_larger_than_embedding`.
+    """
+    if tokenizer.vocab_size > vocab_size:
+        raise InputError(
+            "tokenizer_larger_than_embedding",
+            f"the tokenizer has ids up to {tokenizer.vocab_size - 1} and the embedding has {vocab_size} rows",
+            where=where,
+            do="Use the tokenizer that was saved with these weights, or resize the embedding.",
+        )
 
 
 def build_char_tokenizer() -> dict[str, bytes]:

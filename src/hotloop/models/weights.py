@@ -46,6 +46,9 @@ TOKENIZER_FILES = (
 )
 
 
+_FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """Where one checkpoint tensor lies in the arena, in elements."""
@@ -257,6 +260,23 @@ def read_policy(
     if problems:
         raise InputError.of(problems)
     return config, arena
+
+
+def read_checkpoint_dtypes(directory: Path | str) -> dict[str, torch.dtype]:
+    """Read the dtype of every tensor on disk from the file headers.
+
+    Raises:
+        InputError: codes `policy_weights`, `policy_pickle`.
+    """
+    found: dict[str, torch.dtype] = {}
+    for path in _weight_files(Path(directory)):
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118  # not a mapping
+                label = file.get_slice(name).get_dtype()
+                if label not in _FLOAT_DTYPES:
+                    raise InputError("policy_weights", f"dtype {label} is not a float", where=f"{path.name}: {name}")
+                found[name] = _FLOAT_DTYPES[label]
+    return found
 
 
 def write_policy(

@@ -1,0 +1,356 @@
+"""Runs the decoder for the engine: packed prefill and one-token decode steps over a KV cache in slots.
+
+Owns: the KV cache (one slot per row, preallocated), rotary tables, buffers derived from weights, and the order of
+operators of a decode step. A small policy is bound by operator dispatch, so a dense layer is 16 operators: fused
+q/k/v and gate/up, both norms of q and k as one, keys and values written by one indexed copy, residuals inside addmm.
+
+Promises: rows 0 .. n-1 are dense; a row's result depends on other rows only by rounding; positions past a row's
+length are never read; logits equal models.decoder.forward to rounding, routes exactly.
+
+Does not do: which row belongs to whom (core.py), drawing (draw.py), writing weights (install.py, which calls
+`refresh`). Policies that are not native run through `ForeignRunner`, same methods, no fused steps.
+
+Shapes: n rows, N packed tokens, P prompts, T longest new part, S cache columns, D hidden, Q query heads, K key heads,
+d head size, L layers, V vocabulary, E experts per token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotloop.models.config import DecoderConfig
+from hotloop.models.decoder import LayerParams, compute_logits, compute_moe, compute_rope
+from hotloop.models.weights import Arena, check_fits
+from hotloop.units import format_count
+
+Ints = npt.NDArray[np.int64]
+
+PREFILL_PIECE_TOKENS = 512
+"""A longer prompt is prefilled in pieces, so that attention scores stay small."""
+PREFILL_CHUNK_TOKENS = 4096
+"""Packed tokens per prefill pass."""
+
+
+@dataclass(slots=True)
+class Prefill:
+    """One prompt to prefill into one row."""
+
+    row: int
+    start: int
+    """Tokens already in the row's cache (prefix reuse)."""
+    ids: list[int]
+    """The prompt from `start` on; at least one token."""
+    wants_all_logits: bool = False
+
+
+@dataclass(slots=True)
+class PrefillResult:
+    """What a prefill leaves for the scheduler."""
+
+    last_logits: Tensor
+    """[P, V] fp32 at each prompt's last token."""
+    all_logits: dict[int, Tensor]
+    """Index into the prefills -> [len(ids), V] fp32, where asked for."""
+    routes: list[npt.NDArray[np.generic]] | None
+    """[P] of [len(ids), L, E]; None for a dense policy."""
+
+
+class Runner(Protocol):
+    """What the scheduler needs of a policy."""
+
+    num_slots: int
+    max_context: int
+
+    def prefill(self, prefills: list[Prefill]) -> PrefillResult: ...
+
+    def decode(self, tokens: Ints, lengths: Ints) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
+        """Feed one token per row at position `lengths`; return logits [n, V] fp32 and routes [n, L, E]."""
+        ...
+
+    def copy_rows(self, source: Ints, target: Ints, length: int) -> None: ...
+
+    def read_columns(self, row: int, start: int, stop: int) -> Tensor: ...
+
+    def write_columns(self, row: int, start: int, columns: Tensor) -> None: ...
+
+    def refresh(self) -> None:
+        """Recompute what is derived from weights; after every write."""
+        ...
+
+
+class KVCache:
+    """Keys and values in slots: [L, slots, S, 2 K, d], keys first."""
+
+    def __init__(
+        self, config: DecoderConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: str
+    ) -> None:
+        self.num_kv = config.num_kv_heads
+        shape = (config.num_layers, num_slots, max_context, 2 * config.num_kv_heads, config.head_dim)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        check_fits(
+            num_bytes, where=f"KV cache of {num_slots} slots x {format_count(max_context)} tokens", device=device
+        )
+        if device == "cpu":
+            # calloc hands out pages on first touch, so slots that are never used cost no memory.
+            self.all = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        else:
+            self.all = torch.zeros(shape, dtype=dtype, device=device)
+        self.flat = [
+            layer.view(num_slots * max_context, 2 * config.num_kv_heads, config.head_dim) for layer in self.all
+        ]
+        """Per layer [slots x S, 2 K, d]: token `slot * S + position`."""
+
+    def window(self, layer: int, first: int, stop: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Give keys and values of rows first .. stop-1, columns 0 .. columns-1, as [rows, K, columns, d]."""
+        part = self.all[layer, first:stop, :columns].transpose(1, 2)
+        return part[:, : self.num_kv], part[:, self.num_kv :]
+
+
+class NativeRunner:
+    """The fast path for policies that models/decoder.py covers."""
+
+    def __init__(self, config: DecoderConfig, arena: Arena, *, num_slots: int, max_context: int) -> None:
+        self.config = config
+        self.arena = arena
+        self.num_slots = num_slots
+        self.max_context = max_context
+        self._device = arena.flat.device
+        self._dtype = arena.flat.dtype
+        self.kv = KVCache(config, num_slots, max_context, self._dtype, str(self._device))
+        positions = torch.arange(max_context, device=self._device)
+        cos, sin = compute_rope(config.rope, config.head_dim, positions)
+        self._rope = torch.stack((cos, sin), 1).to(self._dtype)
+        """[S, 2, d]"""
+        self._row_base = torch.arange(num_slots, device=self._device) * max_context
+        self._columns = torch.arange(max_context, device=self._device)
+        self._fast_norm = self._dtype == torch.float32
+        self._norm_floor = torch.tensor(math.sqrt(config.rms_norm_eps * config.hidden_size), device=self._device)
+        self._head_floor = torch.tensor(math.sqrt(config.rms_norm_eps * config.head_dim), device=self._device)
+        self._norms: list[tuple[Tensor, Tensor]] = []
+        self._final_norm = torch.empty(0)
+        self._qk_norms: list[Tensor] = []
+        self._route_dtype = np.uint8 if config.num_experts <= 256 else np.uint16
+        self.refresh()
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Scale the norm weights for `_norm`: x / hypot(|x|, sqrt(eps D)) * (w sqrt(D)) equals RMSNorm."""
+        params, config = self.arena.params, self.config
+        wide = math.sqrt(config.hidden_size) if self._fast_norm else 1.0
+        head = math.sqrt(config.head_dim) if self._fast_norm else 1.0
+        self._norms = [(layer.input_norm * wide, layer.post_norm * wide) for layer in params.layers]
+        self._final_norm = params.norm * wide
+        self._qk_norms = []
+        for layer in params.layers:
+            if layer.q_norm is not None and layer.k_norm is not None:
+                rows = (layer.q_norm.expand(config.num_heads, -1), layer.k_norm.expand(config.num_kv_heads, -1))
+                self._qk_norms.append(torch.cat(rows) * head)
+
+    def _norm(self, x: Tensor, scaled_weight: Tensor, floor: Tensor) -> Tensor:
+        """RMSNorm of the last dimension: four operators in fp32 (the composite one of torch costs three times more)."""
+        if self._fast_norm:
+            return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)).mul_(scaled_weight)
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.config.rms_norm_eps))
+        return wide.mul_(scale).to(self._dtype).mul_(scaled_weight)
+
+    def _project(self, layer_index: int, layer: LayerParams, x: Tensor, rope: Tensor) -> Tensor:
+        """Project to heads [N, Q + 2 K, d], q and k normed and rotated."""
+        config = self.config
+        num_rotated = config.num_heads + config.num_kv_heads
+        h = self._norm(x, self._norms[layer_index][0], self._norm_floor)
+        heads = F.linear(h, layer.qkv, layer.qkv_bias).view(-1, num_rotated + config.num_kv_heads, config.head_dim)
+        rotated = heads[:, :num_rotated]
+        qk = self._norm(rotated, self._qk_norms[layer_index], self._head_floor) if self._qk_norms else rotated
+        turned = qk.roll(config.head_dim // 2, -1)
+        torch.addcmul(qk * rope[:, :1], turned, rope[:, 1:], out=rotated)
+        return heads
+
+    def _finish_layer(
+        self, layer_index: int, layer: LayerParams, x: Tensor, mixed: Tensor, routes: list[Tensor]
+    ) -> None:
+        """Add the attention output and the MLP to `x` in place."""
+        x.addmm_(mixed, layer.o.t())
+        if layer.o_bias is not None:
+            x.add_(layer.o_bias)
+        h = self._norm(x, self._norms[layer_index][1], self._norm_floor)
+        if layer.router is not None:
+            out, used, _ = compute_moe(self.config, layer, h, None)
+            x.add_(out)
+            routes.append(used)
+            return
+        assert layer.gate_up is not None and layer.down is not None
+        gate, up = F.linear(h, layer.gate_up).chunk(2, -1)
+        x.addmm_(F.silu(gate).mul_(up), layer.down.t())
+        if self.config.num_experts:
+            routes.append(torch.zeros(x.shape[0], self.config.experts_per_token, dtype=torch.int64, device=x.device))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        h = self._norm(x, self._final_norm, self._norm_floor)
+        return compute_logits(self.config, self.arena.params, h).float()
+
+    def _pack_routes(self, routes: list[Tensor]) -> npt.NDArray[np.generic] | None:
+        if not routes:
+            return None
+        packed: npt.NDArray[np.generic] = torch.stack(routes, 1).cpu().numpy().astype(self._route_dtype)
+        return packed
+
+    @torch.inference_mode()
+    def decode(self, tokens: Ints, lengths: Ints) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
+        """Feed one token per row at position `lengths`; return logits [n, V] fp32 and routes [n, L, E]."""
+        config, params = self.config, self.arena.params
+        n = len(tokens)
+        columns = int(lengths.max()) + 1
+        positions = torch.from_numpy(lengths).to(self._device)
+        where = self._row_base[:n] + positions
+        rope = self._rope.index_select(0, positions)
+        mask = None
+        if int(lengths.min()) + 1 != columns:
+            hidden = self._columns[:columns] > positions[:, None]
+            mask = torch.zeros(n, 1, 1, columns, dtype=self._dtype, device=self._device)
+            mask.masked_fill_(hidden[:, None, None], float("-inf"))
+        x = F.embedding(torch.from_numpy(tokens).to(self._device), params.embed)
+        grouped = (n, config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim)
+        routes: list[Tensor] = []
+        for index, layer in enumerate(params.layers):
+            heads = self._project(index, layer, x, rope)
+            self.kv.flat[index].index_copy_(0, where, heads[:, config.num_heads :])
+            keys, values = self.kv.window(index, 0, n, columns)
+            # Query heads that share a key head are queries of that head: keys are never repeated.
+            mixed = F.scaled_dot_product_attention(
+                heads[:, : config.num_heads].view(grouped), keys, values, attn_mask=mask
+            )
+            self._finish_layer(index, layer, x, mixed.reshape(n, -1), routes)
+        return self._logits(x), self._pack_routes(routes)
+
+    @torch.inference_mode()
+    def prefill(self, prefills: list[Prefill]) -> PrefillResult:
+        """Run prompts into consecutive rows, shortest padding first by keeping the caller's order.
+
+        Args:
+            prefills: rows must be consecutive and rising.
+        """
+        last: list[Tensor] = []
+        all_logits: dict[int, Tensor] = {}
+        routes: list[npt.NDArray[np.generic]] | None = [] if self.config.num_experts else None
+        begin = 0
+        while begin < len(prefills):
+            stop, tokens = begin + 1, len(prefills[begin].ids)
+            while stop < len(prefills) and tokens + len(prefills[stop].ids) <= PREFILL_CHUNK_TOKENS:
+                tokens += len(prefills[stop].ids)
+                stop += 1
+            self._prefill_chunk(prefills[begin:stop], begin, last, all_logits, routes)
+            begin = stop
+        return PrefillResult(torch.cat(last), all_logits, routes)
+
+    def _prefill_chunk(
+        self,
+        prefills: list[Prefill],
+        begin: int,
+        last: list[Tensor],
+        all_logits: dict[int, Tensor],
+        routes: list[npt.NDArray[np.generic]] | None,
+    ) -> None:
+        """Prefill one chunk piece by piece; a short prompt is one piece."""
+        longest = max(len(one.ids) for one in prefills)
+        found: dict[int, Tensor] = {}
+        hidden: dict[int, list[Tensor]] = {}
+        used: dict[int, list[npt.NDArray[np.generic]]] = {index: [] for index in range(len(prefills))}
+        for at in range(0, longest, PREFILL_PIECE_TOKENS):
+            live = [index for index, one in enumerate(prefills) if len(one.ids) > at]
+            pieces = [prefills[index].ids[at : at + PREFILL_PIECE_TOKENS] for index in live]
+            starts = [prefills[index].start + at for index in live]
+            x_ND, packed = self._run_pieces([prefills[index].row for index in live], starts, pieces)
+            offset = 0
+            for index, piece in zip(live, pieces, strict=True):
+                offset += len(piece)
+                if at + len(piece) == len(prefills[index].ids):
+                    found[index] = x_ND[offset - 1]
+                if prefills[index].wants_all_logits:
+                    hidden.setdefault(index, []).append(x_ND[offset - len(piece) : offset])
+                if packed is not None:
+                    used[index].append(packed[offset - len(piece) : offset])
+        last.append(self._logits(torch.stack([found[index] for index in range(len(prefills))])))
+        for index, parts in hidden.items():
+            all_logits[begin + index] = self._logits(torch.cat(parts))
+        if routes is not None:
+            routes.extend(np.concatenate(used[index]) for index in range(len(prefills)))
+
+    def _run_pieces(
+        self, rows: list[int], starts: list[int], pieces: list[list[int]]
+    ) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
+        """Run packed tokens of several rows through all layers; return hidden states [N, D] and routes [N, L, E]."""
+        config, params, device = self.config, self.arena.params, self._device
+        lengths = [len(piece) for piece in pieces]
+        longest, count = max(lengths), len(rows)
+        columns = max(start + length for start, length in zip(starts, lengths, strict=True))
+        padded = np.arange(longest)[None, :] + np.array(starts)[:, None]
+        is_token = np.arange(longest)[None, :] < np.array(lengths)[:, None]
+        positions = torch.from_numpy(padded[is_token]).to(device)
+        where = torch.from_numpy((padded + np.array(rows)[:, None] * self.max_context)[is_token]).to(device)
+        is_even = bool(is_token.all())
+        spots = None if is_even else torch.from_numpy(np.flatnonzero(is_token)).to(device)
+        rope = self._rope.index_select(0, positions)
+        num_heads, num_kv, d = config.num_heads, config.num_kv_heads, config.head_dim
+        fold = num_heads // num_kv
+        is_plain = is_even and not any(starts)
+        mask = None
+        if not is_plain:
+            seen = self._columns[:columns] <= torch.from_numpy(padded).to(device)[..., None]
+            mask = seen[:, None].repeat(1, 1, fold, 1)
+        first, stop = rows[0], rows[-1] + 1
+        is_dense = stop - first == count
+        picks = None if is_dense else torch.tensor(rows, device=device)
+        x = F.embedding(torch.tensor([one for piece in pieces for one in piece], device=device), params.embed)
+        routes: list[Tensor] = []
+        for index, layer in enumerate(params.layers):
+            heads = self._project(index, layer, x, rope)
+            self.kv.flat[index].index_copy_(0, where, heads[:, num_heads:])
+            if spots is None:
+                q = heads[:, :num_heads].view(count, longest, num_heads, d)
+            else:
+                q = x.new_zeros(count * longest, num_heads, d).index_copy_(0, spots, heads[:, :num_heads])
+                q = q.view(count, longest, num_heads, d)
+            if picks is None:
+                keys, values = self.kv.window(index, first, stop, columns)
+            else:
+                part = self.kv.all[index].index_select(0, picks)[:, :columns].transpose(1, 2)
+                keys, values = part[:, :num_kv], part[:, num_kv:]
+            if mask is None:
+                keys, values = keys.repeat_interleave(fold, 1), values.repeat_interleave(fold, 1)
+                mixed = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, is_causal=True)
+                mixed = mixed.transpose(1, 2)
+            else:
+                folded = q.view(count, longest, num_kv, fold, d).permute(0, 2, 3, 1, 4).reshape(count, num_kv, -1, d)
+                mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+                mixed = mixed.view(count, num_kv, fold, longest, d).permute(0, 3, 1, 2, 4)
+            mixed = mixed.reshape(count * longest, num_heads * d)
+            if spots is not None:
+                mixed = mixed.index_select(0, spots)
+            self._finish_layer(index, layer, x, mixed, routes)
+        return x, self._pack_routes(routes)
+
+    @torch.inference_mode()
+    def copy_rows(self, source: Ints, target: Ints, length: int) -> None:
+        """Copy the first `length` columns of some rows onto others; no target is a source."""
+        src = torch.from_numpy(source).to(self._device)
+        dst = torch.from_numpy(target).to(self._device)
+        self.kv.all[:, dst, :length] = self.kv.all[:, src, :length]
+
+    @torch.inference_mode()
+    def read_columns(self, row: int, start: int, stop: int) -> Tensor:
+        """Copy out columns of a row, [L, stop - start, 2 K, d]."""
+        return self.kv.all[:, row, start:stop].clone()
+
+    @torch.inference_mode()
+    def write_columns(self, row: int, start: int, columns: Tensor) -> None:
+        """Copy columns into a row."""
+        self.kv.all[:, row, start : start + columns.shape[1]] = columns
