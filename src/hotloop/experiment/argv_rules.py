@@ -25,6 +25,9 @@ from hotloop.experiment.records import Finding
 DETERMINISTIC_NCCL = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 """NCCL algorithms that Megatron accepts in deterministic mode."""
 
+ADAM_EPS = 1e-8
+"""Megatron's default for Adam's epsilon, which no flag of flags.json changes."""
+
 REINFORCE_PLUS_PLUS = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
@@ -449,5 +452,18 @@ def check_argv(choices: Experiment, model: Model, gpu: Gpu | None = None) -> lis
 
 
 def note_argv(choices: Experiment, model: Model, gpu: Gpu | None = None) -> list[Finding]:
-    """Return every note of table 4.2 in the vector of a resolved experiment."""
-    return note_launch(build_launch(choices, model, gpu))
+    """Return every note of table 4.2 in the vector of a resolved experiment, and choices that no slime flag carries."""
+    return [*note_launch(build_launch(choices, model, gpu)), *_note_unwritten(choices)]
+
+
+def _note_unwritten(choices: Experiment) -> Iterator[Finding]:
+    if choices.export.publish and choices.transport != "delta":
+        why = f"is not used: with transport {choices.transport} the trainer writes no versions that could be published"
+        do = "Set transport to delta, or leave export.publish empty."
+        yield _find(
+            "publish_unused", f"export.publish = {choices.export.publish}", why, do, "export.publish", "transport"
+        )
+    if choices.optimizer.eps != ADAM_EPS:
+        why = f"is not exported: no verified slime flag sets it, so the cluster trains with {ADAM_EPS:g}"
+        do = "Set it back, or accept the difference."
+        yield _find("adam_eps_unwritten", f"optimizer.eps = {choices.optimizer.eps:g}", why, do, "optimizer.eps")

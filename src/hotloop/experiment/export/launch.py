@@ -14,9 +14,11 @@ from hotloop.experiment.choices import Experiment
 from hotloop.experiment.export.prepare import choose_folders
 from hotloop.experiment.export.serving import count_engine_nodes
 from hotloop.experiment.export.shell import join_words, quote
+from hotloop.experiment.export.slime import publishes, uses_own_reward
 from hotloop.experiment.layout import Layout, parse_external_addrs
 from hotloop.experiment.records import LaunchStep
 from hotloop.experiment.resolve import resolve
+from hotloop.experiment.sections import PythonReward
 
 EVERY_NODE = "every node"
 ANY_NODE = "one node"
@@ -40,7 +42,7 @@ def launch_guide(experiment: Experiment, layout: Layout, catalog: Catalog | None
     if choices.layout == "external":
         steps += _external_steps(choices, model)
     steps += _ray_steps(choices, layout)
-    if choices.export.publish and choices.transport == "delta":
+    if publishes(choices):
         what = "Publish the base that the run's first delta builds on, and name it as startup snapshot."
         steps.append(LaunchStep(ANY_NODE, what, render_publish_commands(choices)[0]))
     what = "Submit the job, from the root of the slime checkout."
@@ -71,6 +73,13 @@ def _shared_steps(choices: Experiment, model: Model) -> list[LaunchStep]:
             "checkout: the job's relative paths are read there.",
         ),
     ]
+    modules = _user_modules(choices)
+    if modules:
+        what = f"Make {', '.join(modules)} importable: installed, or as a file in the root of the slime checkout."
+        steps.append(LaunchStep(EVERY_NODE, what))
+    if uses_own_reward(choices) or publishes(choices):
+        what = "Install this package into the environment of the job: it scores or publishes there."
+        steps.append(LaunchStep(EVERY_NODE, what, "python -c 'import hotloop.integrations.slime'"))
     if choices.transport == "delta":
         where = choices.local_weight_dir or "local_weight_dir, which is still empty"
         steps.append(
@@ -83,6 +92,14 @@ def _shared_steps(choices: Experiment, model: Model) -> list[LaunchStep]:
         )
         steps.append(LaunchStep("every node with an engine", what, "ls /sys/class/infiniband"))
     return steps
+
+
+def _user_modules(choices: Experiment) -> list[str]:
+    """Return the modules that hold the user's own functions."""
+    dotted = [choices.generate_hook, choices.reward_hook] if choices.task == "custom" else []
+    if isinstance(choices.reward, PythonReward) and choices.task == "math":
+        dotted.append(choices.reward.function)
+    return list(dict.fromkeys(path.rpartition(".")[0] for path in dotted if "." in path))
 
 
 def _fresh_steps(choices: Experiment) -> list[LaunchStep]:
@@ -100,6 +117,9 @@ def _fresh_steps(choices: Experiment) -> list[LaunchStep]:
         run_id = choices.straw_run_id or "still empty"
         what = f"Choose a run id that the queue has not seen (straw_run_id, {run_id}); the same id only to resume."
         steps.append(LaunchStep(ANY_NODE, what))
+    if publishes(choices):
+        what = "Choose a fresh bucket prefix: versions are named weight_v000001, weight_v000002, ... in every run."
+        steps.append(LaunchStep(ANY_NODE, what, render_publish_commands(choices)[1]))
     if choices.transport == "delta" and choices.weight_dir:
         what = f"slime deletes {choices.weight_dir} when the job starts: nothing else may lie in it."
         steps.append(LaunchStep(ANY_NODE, what, f"ls -A -- {quote(choices.weight_dir)} 2>/dev/null"))

@@ -34,6 +34,7 @@ from hotloop.experiment.export.slime import (
     build_train_argv,
     build_train_groups,
     choose_driver,
+    publishes,
 )
 from hotloop.experiment.flags import load_flags, split_flags
 from hotloop.experiment.resolve import effective_recipe
@@ -73,6 +74,15 @@ def render_header(choices: Experiment, model: Model) -> str:
         lines += [
             f"Staleness bound: {choices.max_staleness} versions. slime has no flag for it, so nothing below holds it:",
             "watch staleness/max, and lower concurrency, queue or response length when it rises above the bound.",
+        ]
+    if publishes(choices):
+        lines += [
+            "Every policy version that the trainer writes is published. Before the first run, publish its base; these",
+            "are the commands (the bucket is the job's ROLLOUT_BUCKET below):",
+            "  hotloop publish full --dir SERVING_DIR --bucket ROLLOUT_BUCKET --identity weight_v000000"
+            " --policy-version 0 --startup",
+            "  hotloop publish list --bucket ROLLOUT_BUCKET",
+            "  hotloop publish verify --bucket ROLLOUT_BUCKET",
         ]
     return "\n".join(lines)
 
@@ -236,6 +246,8 @@ def _render_submit(
             mark,
             '  words+=(--sglang-config "$config")',
         ]
+    if name == "train" and choices.rounds_more is not None:
+        lines += _render_rounds_more(choices)
     entry = '"${words[@]}"'
     if needs_launcher(argv):
         lines += [
@@ -252,6 +264,18 @@ def _render_submit(
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _render_rounds_more(choices: Experiment) -> list[str]:
+    """Return the lines that turn "k more rounds" into the absolute end that `--num-rollout` is (X06)."""
+    tracker = f"{choices.resume_from}/latest_checkpointed_iteration.txt"
+    return [
+        f"  # {choices.rounds_more} more rounds after the newest checkpoint; of a repeated flag the last one counts.",
+        "  local iteration",
+        f"  iteration=$(<{quote(tracker)})",
+        '  if [[ ! "$iteration" =~ ^[0-9]{1,9}$ ]]; then fail "the tracker file holds no number: $iteration"; fi',
+        f'  words+=(--num-rollout "$((10#$iteration + 1 + {choices.rounds_more}))")',
+    ]
 
 
 def _render_side_eval(choices: Experiment, model: Model) -> str:

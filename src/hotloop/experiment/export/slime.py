@@ -14,12 +14,13 @@ Source: slime 624b824a; slime docs, v0.4.0; observed behaviour of both parsers.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from hotloop.experiment.catalog.records import Model
 from hotloop.experiment.choices import Experiment
 from hotloop.experiment.layout import parse_external_addrs
-from hotloop.experiment.sections import Algorithm, PythonReward, RemoteReward
+from hotloop.experiment.sections import Algorithm, RemoteReward
 
 Row = tuple[str, ...]
 
@@ -28,6 +29,11 @@ SGLANG_CONFIG_FILE = ".slime-lab.sglang.yaml"
 """Stands for the path that the script makes when it writes the PD groups; the script passes its own variable."""
 
 ASYNC_ROLLOUT = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+REWARD_HOOK = "hotloop.integrations.slime.score"
+"""Scores with the experiment's own verifier, for rewards that slime does not have."""
+PUBLISH_HOOK = "hotloop.integrations.slime.publish_written"
+SLIME_REWARDS = frozenset({"deepscaler", "math"})
+"""Kinds of `[reward]` that are an `--rm-type` of slime too."""
 ICEPOP_HOOK = "slime.backends.megatron_utils.loss.icepop_function"
 NONZERO_STD_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 SCORE_CENTERING_HEAD = 128
@@ -136,6 +142,10 @@ def build_environment(choices: Experiment) -> dict[str, str]:
         env["NCCL_ALGO"] = "Ring"
         env["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
         env["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if uses_own_reward(choices):
+        env["HOTLOOP_REWARD"] = json.dumps(choices.reward.model_dump(mode="json"), sort_keys=True)
+    if publishes(choices):
+        env["ROLLOUT_BUCKET"] = choices.export.publish
     return env
 
 
@@ -222,9 +232,20 @@ def _reward_rows(choices: Experiment) -> list[Row]:
     reward = choices.reward
     if isinstance(reward, RemoteReward):
         return [("--rm-type", "remote_rm"), ("--rm-url", reward.url)]
-    if isinstance(reward, PythonReward):
-        return [("--custom-rm-path", reward.function)]
-    return [("--rm-type", reward.kind)]
+    if reward.kind in SLIME_REWARDS:
+        return [("--rm-type", reward.kind)]
+    return [("--custom-rm-path", REWARD_HOOK)]
+
+
+def uses_own_reward(choices: Experiment) -> bool:
+    """Whether the job scores with a verifier of this package, which every node must then have installed."""
+    kind = choices.reward.kind
+    return choices.task == "math" and kind not in SLIME_REWARDS and kind != "remote"
+
+
+def publishes(choices: Experiment) -> bool:
+    """Whether the trainer publishes every policy version that it writes (E13)."""
+    return choices.transport == "delta" and bool(choices.export.publish)
 
 
 def _objective_rows(choices: Experiment) -> list[Row]:
@@ -439,6 +460,8 @@ def _transport_rows(choices: Experiment) -> list[Row]:
         ]
         if choices.local_weight_dir:
             rows.append(("--update-weight-local-checkpoint-dir", choices.local_weight_dir))
+    if publishes(choices):
+        rows.append(("--custom-update-weight-post-write-path", PUBLISH_HOOK))
     if choices.straw:
         rows += [
             ("--rollout-data-transport", "straw"),
