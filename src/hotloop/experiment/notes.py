@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hotloop.experiment.catalog.load import find_model
 from hotloop.experiment.load import flatten
 from hotloop.experiment.records import Finding
-from hotloop.experiment.resolve import read_slime_arg, resolve
+from hotloop.experiment.resolve import effective_recipe, read_slime_arg, resolve
 from hotloop.experiment.resume import compare_for_resume
 from hotloop.experiment.rules import Facts, Say, make_finding, note_rule, run_rules
 from hotloop.experiment.throughput import EAGLE_RUNNING_LIMIT, count_running_limit
@@ -365,18 +366,30 @@ def note_resume_unread(facts: Facts) -> Iterator[Say]:
         )
 
 
+_SIZES = ("tp", "pp", "cp", "ep", "etp", "engine_gpus")
+
+
 def _compare_resume(facts: Facts) -> tuple[Finding, ...]:
     """Say what differs from the experiment that saved the checkpoint (X06.3)."""
     if facts.resume_facts is None or facts.resume_facts.before is None:
         return ()
-    before = dict(flatten(resolve(facts.resume_facts.before, facts.catalog).model_dump(mode="json")))
+    saved = resolve(facts.resume_facts.before, facts.catalog)
+    before = dict(flatten(saved.model_dump(mode="json")))
     after = dict(flatten(facts.experiment.model_dump(mode="json")))
+    # Where and how long the new run goes on is no difference between the two experiments.
     ignored = {"resume_from", "rounds", "rounds_more"}
-    found = []
-    for problem in compare_for_resume(
+    problems = compare_for_resume(
         {key: value for key, value in before.items() if key not in ignored},
         {key: value for key, value in after.items() if key not in ignored},
-    ):
-        field = problem.where.split(":", 1)[0]
-        found.append(make_finding(problem.code, Say(problem.where, problem.why, problem.do), (field,)))
+    )
+    found = [
+        make_finding(problem.code, Say(problem.where, problem.why, problem.do), (problem.where.split(":", 1)[0],))
+        for problem in problems
+    ]
+    old = effective_recipe(saved, find_model(facts.catalog, saved.model))
+    for name in _SIZES:
+        sizes = getattr(old, name), getattr(facts.recipe, name)
+        if sizes[0] != sizes[1]:
+            why = "may change: checkpoints can be resharded"
+            found.append(make_finding("resume_parallel", Say(f"{name}: {sizes[0]} -> {sizes[1]}", why), (name,)))
     return tuple(found)

@@ -53,7 +53,7 @@ def list_pd_candidates(facts: Facts) -> Iterator[Candidate]:
         yield {"layout": "separate", "rollout_gpus": 2 * engine, "prefill_gpus": engine}, title
     fitting = (pool // engine - 1) * engine
     prefill = facts.experiment.prefill_gpus or engine
-    if fitting >= engine:
+    if fitting >= engine and pool % engine == 0:
         shrunk = min(fitting, max(engine, prefill // engine * engine))
         yield {"prefill_gpus": shrunk}, f"shrink prefill to {shrunk} GPUs ({shrunk // engine} engines)"
     yield {"pd": False}, "turn PD off"

@@ -78,7 +78,8 @@ def effective_recipe(experiment: Experiment, model: Model) -> Recipe:
             value = float(text) if name == "mem_fraction_static" else int(text)
         except ValueError:
             continue
-        if 0 < value < 10**9:
+        smallest = 0 if name.endswith("stage_layers") else 1e-9
+        if smallest <= value < 10**9:
             changed[name] = value
     return dataclasses.replace(model.recipe, **changed) if changed else model.recipe
 
