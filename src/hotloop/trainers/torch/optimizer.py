@@ -53,7 +53,7 @@ class ArenaAdamW:
         self.step = 0
         """Optimizer steps taken."""
         self._arena = arena
-        self._whole = arena.enable_gradients()
+        self._whole = _link_gradients(arena)
         self._adam = torch.optim.AdamW(
             [self._whole],
             lr=settings.lr,
@@ -177,6 +177,16 @@ class ArenaAdamW:
         state["exp_avg_sq"].copy_(tensors["exp_avg_sq"])
         state["step"].fill_(float(tensors["adam_step"]))
         self.step = int(tensors["step"])
+
+
+def _link_gradients(arena: Arena) -> torch.nn.Parameter:
+    """Make one flat parameter whose gradient buffer the leaves of the forward pass share."""
+    if arena.config.is_native:
+        return arena.enable_gradients()
+    arena.grad = torch.zeros_like(arena.flat)
+    whole = torch.nn.Parameter(arena.flat)
+    whole.grad = arena.grad
+    return whole
 
 
 def describe_layout(arena: Arena) -> str:

@@ -47,8 +47,6 @@ from hotloop.trainers.torch.passes import TensorBatch, compute_response_logprobs
 if TYPE_CHECKING:
     from hotloop.models.fallback import ForeignParams
 
-Params = "DecoderParams | ForeignParams"
-
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -259,12 +257,17 @@ _NO_TOKENS = {"weight": 0.0, "train/loss": 0.0, "train/pg_loss": 0.0, "train/pg_
 
 
 def _make_params(config: DecoderConfig, arena: Arena) -> DecoderParams | ForeignParams:
-    """Give the forward pass what it takes."""
+    """Give the forward pass what it takes: leaves on the arena, with gradients if the arena has a buffer for them."""
     if config.is_native:
         return arena.params
-    from hotloop.models.fallback import make_foreign_params
+    from hotloop.models.fallback import build_foreign
 
-    return make_foreign_params(config, arena)
+    leaves = arena.tensors()
+    if arena.grad is not None:
+        for name, leaf in leaves.items():
+            leaf.requires_grad_()
+            leaf.grad = arena.grad_view(name)
+    return build_foreign(config, leaves)
 
 
 def _mean(values: list[float]) -> float:
