@@ -193,7 +193,7 @@ def compute_moe(
     counts: list[int] = torch.bincount(flat, minlength=config.num_experts).tolist()
     sorted_x = x_ND.index_select(0, tokens)
     pieces = []
-    for expert, piece in enumerate(sorted_x.split(counts)):
+    for expert, piece in enumerate(torch.split(sorted_x, counts)):
         if counts[expert]:
             gate, up = F.linear(piece, layer.experts_gate_up[expert]).chunk(2, -1)
             pieces.append(F.linear(F.silu(gate) * up, layer.experts_down[expert]))
@@ -247,7 +247,7 @@ def forward(
     for index, layer in enumerate(params.layers):
         h = rms_norm(x, layer.input_norm, config.rms_norm_eps)
         heads = F.linear(h, layer.qkv, layer.qkv_bias).view(rows, length, num_heads + 2 * num_kv, d)
-        q, k, v = heads.split((num_heads, num_kv, num_kv), dim=2)
+        q, k, v = torch.split(heads, [num_heads, num_kv, num_kv], dim=2)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = rms_norm(k, layer.k_norm, config.rms_norm_eps)

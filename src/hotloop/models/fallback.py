@@ -13,6 +13,7 @@ Shapes: as in models/decoder.py.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,24 +52,29 @@ def build_foreign(config: DecoderConfig, tensors: dict[str, Tensor]) -> ForeignP
     try:
         hf = AutoConfig.for_model(**dict(config.hf))
         # Built with weights of its own, which the arena's replace at once: buffers (rotary tables) come out right.
-        model = AutoModelForCausalLM.from_config(hf, trust_remote_code=False, attn_implementation="eager")
+        factory: Any = AutoModelForCausalLM
+        model = factory.from_config(hf, trust_remote_code=False, attn_implementation="eager")
     except (ValueError, KeyError, ImportError) as error:
         raise InputError(
             "policy_unsupported", f"transformers cannot build this architecture ({error})", where=config.model_type
         ) from error
-    own = {name for name, _ in model.named_parameters()}
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    missing = sorted(own - set(tensors) - tied)
-    if missing:
+    own = dict(model.named_parameters())
+    is_tied = bool(getattr(hf, "tie_word_embeddings", False))
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if is_tied else set()
+    placed = {name: name for name in tensors if name in own}
+    missing = sorted(set(own) - set(placed) - tied)
+    spare = sorted(set(tensors) - set(placed))
+    if len(missing) == len(spare) == 1 and own[missing[0]].shape == tensors[spare[0]].shape:
+        placed[spare[0]] = missing[0]  # such as embed_out, which transformers calls lm_head
+    elif missing:
         raise InputError(
             "policy_unsupported",
             f"the checkpoint does not name {missing[0]} (and {len(missing) - 1} others) as transformers does",
             where=config.model_type,
             do="Save the policy again with transformers and use that directory.",
         )
-    for name, view in tensors.items():
-        if name in own:
-            _place(model, name, view)
+    for name, target in placed.items():
+        _place(model, target, tensors[name])
     model.tie_weights()
     model.eval()
     return ForeignParams(model, dict(tensors))
@@ -105,17 +111,19 @@ def forward_foreign(
         before = ids_BT.new_ones(rows, past_length) if past_mask_BS is None else past_mask_BS.long()
         seen = torch.cat((before.expand(rows, -1), seen), 1)
     body = params.model.get_decoder()
-    out = body(
-        input_ids=ids_BT,
-        attention_mask=seen,
-        position_ids=positions_BT,
-        past_key_values=cache,
-        use_cache=True,
-    )
-    kv = [
-        (layer.keys[:, :, past_length:].transpose(1, 2), layer.values[:, :, past_length:].transpose(1, 2))
-        for layer in cache.layers
-    ]
+    # transformers renamed this argument between 4 and 5.
+    cache_name = "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
+    out = body(input_ids=ids_BT, attention_mask=seen, position_ids=positions_BT, use_cache=True, **{cache_name: cache})
+    kv: list[KV] = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.shape[2] != past_length + length:
+            raise InputError(
+                "policy_unsupported",
+                f"a {type(layer).__name__} of its cache does not keep one key and value per token",
+                where=config.model_type,
+            )
+        kv.append((keys[:, :, past_length:].transpose(1, 2), values[:, :, past_length:].transpose(1, 2)))
     return DecoderOutput(hidden_BTD=out.last_hidden_state, kv=kv)
 
 

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from hotloop.errors import InputError, Problem, RunError
 from hotloop.models.config import DecoderConfig, iter_slots, read_config
 from hotloop.models.decoder import DecoderParams, LayerParams
 from hotloop.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from hotloop.models.fallback import ForeignParams
 
 INDEX_NAME = "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -84,6 +87,7 @@ class Arena:
         self.grad: Tensor | None = None
         """[all parameters] where gradients accumulate, after `enable_gradients`."""
         self._params: DecoderParams | None = None
+        self._foreign: ForeignParams | None = None
 
     @property
     def num_params(self) -> int:
@@ -110,6 +114,17 @@ class Arena:
             self._params = self._build_params()
         return self._params
 
+    @property
+    def forward_params(self) -> DecoderParams | ForeignParams:
+        """What `decoder.forward` takes for any policy: the fused views, or a transformers model on this arena."""
+        if self.config.is_native:
+            return self.params
+        if self._foreign is None:
+            from hotloop.models.fallback import build_foreign
+
+            self._foreign = build_foreign(self.config, {name: self._one(name) for name in self.slots})
+        return self._foreign
+
     def enable_gradients(self) -> torch.nn.Parameter:
         """Make the fused views leaves whose gradients accumulate in one flat buffer.
 
@@ -118,7 +133,8 @@ class Arena:
             Zero the gradient in place (`arena.grad.zero_()`); setting it to None would cut the link.
         """
         self.grad = torch.zeros_like(self.flat)
-        self._params = self._build_params()
+        self._params = self._build_params() if self.config.is_native else None
+        self._foreign = None
         whole = torch.nn.Parameter(self.flat)
         whole.grad = self.grad
         return whole

@@ -38,7 +38,6 @@ from hotloop.engines.torch.draw import (
     compute_keys,
     compute_uniforms,
     draw,
-    shape_of,
 )
 from hotloop.engines.torch.heads import record_heads
 from hotloop.engines.torch.prefix import PrefixCache

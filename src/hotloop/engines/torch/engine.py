@@ -246,7 +246,7 @@ class TorchEngine:
         context = self._info.max_context
         if not prompt:
             raise InputError("empty_prompt", "a prompt needs at least one token", where=where)
-        if len(prompt) >= context and params.max_new_tokens > 0 or len(prompt) > context:
+        if (len(prompt) >= context and params.max_new_tokens > 0) or len(prompt) > context:
             raise InputError(
                 "prompt_too_long",
                 f"the prompt has {len(prompt)} tokens and the context holds {context}, answer included",

@@ -103,7 +103,8 @@ def expand_ranges(offsets: Ints, lengths: Ints) -> Ints:
     """List every position that ranges cover, in order."""
     total = int(lengths.sum())
     starts = np.cumsum(lengths) - lengths
-    return np.arange(total, dtype=np.int64) + np.repeat(offsets - starts, lengths)
+    positions: Ints = np.arange(total, dtype=np.int64) + np.repeat(offsets - starts, lengths)
+    return positions
 
 
 def _write_range(arena: Arena, one: TensorRange, dtype: torch.dtype, data: npt.NDArray[np.uint8]) -> None:

@@ -113,6 +113,12 @@ class KVCache:
         part = self.all[layer, first:stop, :columns].transpose(1, 2)
         return part[:, : self.num_kv], part[:, self.num_kv :]
 
+    def copy_rows(self, source: Ints, target: Ints, length: int) -> None:
+        """Copy the first `length` columns of some rows onto others; no target is a source."""
+        src = torch.from_numpy(source).to(self.all.device)
+        dst = torch.from_numpy(target).to(self.all.device)
+        self.all[:, dst, :length] = self.all[:, src, :length]
+
 
 class NativeRunner:
     """The fast path for policies that models/decoder.py covers."""
@@ -341,9 +347,7 @@ class NativeRunner:
     @torch.inference_mode()
     def copy_rows(self, source: Ints, target: Ints, length: int) -> None:
         """Copy the first `length` columns of some rows onto others; no target is a source."""
-        src = torch.from_numpy(source).to(self._device)
-        dst = torch.from_numpy(target).to(self._device)
-        self.kv.all[:, dst, :length] = self.kv.all[:, src, :length]
+        self.kv.copy_rows(source, target, length)
 
     @torch.inference_mode()
     def read_columns(self, row: int, start: int, stop: int) -> Tensor:
