@@ -11,9 +11,12 @@ Source: shapes of the model scripts of slime 624b824a; delta attention from the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hotloop.experiment.catalog.records import Arch, Recipe
-from hotloop.experiment.layout import Stage
+
+if TYPE_CHECKING:
+    from hotloop.experiment.layout import Stage
 
 _DELTA_RANK = 128
 """Rank of the two low-rank gates of a delta-attention layer (glm5_next)."""
@@ -101,6 +104,13 @@ def count_total_params(arch: Arch) -> int:
     layers = num_attention * part.attention + arch.linear_layers * part.recurrent + num_dense * part.dense_ffn
     moe = arch.moe_layers * (part.experts + part.shared_expert + part.router)
     return layers + moe + part.embedding * (1 if arch.tied_embeddings else 2)
+
+
+def count_active_params(arch: Arch) -> int:
+    """Count the parameters that one token uses: all but the experts that it is not sent to."""
+    experts = arch.moe_layers * count_layer_params(arch).experts
+    used = experts * arch.experts_per_token // arch.experts if arch.experts else 0
+    return count_total_params(arch) - experts + used
 
 
 def _split(count: int, parts: int) -> int:

@@ -9,6 +9,14 @@ each carries `our proposal` as its source. Does not do: read files (the command 
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hotloop.errors import InputError
+from hotloop.experiment.catalog.hf_arch import get_published_precision, has_mtp_head, parse_arch
 from hotloop.experiment.catalog.records import Arch, Convert, Recipe
 
 _STATIC_BYTES = 40 * 10**9
@@ -76,3 +84,51 @@ def propose_convert(arch: Arch, recipe: Recipe) -> Convert:
     processes = 1 if arch.params_total < 10e9 else _largest_power_of_two(min(8, arch.layers), 8)
     nodes = max(1, recipe.nodes // 8)
     return Convert(nodes=nodes, processes_per_node=processes, auto_pp=processes > 1, source=_SOURCE)
+
+
+_SKIPPED = ("extra",)
+
+
+def _render_value(value: object) -> str:
+    """Write a TOML value; JSON's text form is one for the kinds that a catalogue holds."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def _render_table(record: Arch | Recipe | Convert) -> list[str]:
+    """Write the fields of a record that differ from their defaults, or have none."""
+    lines = []
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.name in _SKIPPED or (field.default is not dataclasses.MISSING and value == field.default):
+            continue
+        lines.append(f"{field.name} = {_render_value(value)}")
+    return lines
+
+
+def propose_entry(model_id: str, config: Mapping[str, Any], hf_repo: str, model_script: str = "") -> str:
+    """Write a catalogue table for a Hugging Face config, with parallel sizes proposed.
+
+    Args:
+        model_id: name of the table. hf_repo: `owner/name`. model_script: slime's script of the model; without one it
+        can
+            be served and rehearsed, not exported for training.
+    Raises: InputError `config_unsupported` or `catalog_entry` (a name that is no name).
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", model_id):
+        why = "must be 1 to 64 letters, digits, dots, dashes or underscores"
+        raise InputError("catalog_entry", why, where=f"model name {model_id!r}", do="Choose another name.")
+    arch = parse_arch(config)
+    recipe = propose_recipe(arch)
+    head = {
+        "label": hf_repo.rsplit("/", 1)[-1],
+        "hf_repo": hf_repo,
+        "published_precision": get_published_precision(config),
+        "has_mtp": has_mtp_head(config),
+        "source": f"config.json of {hf_repo}",
+        "notes": ["Parallel sizes are proposed from the dimensions; nobody has trained with them."],
+    }
+    head |= {"model_script": model_script} if model_script else {"rollout_only": True}
+    lines = [f'[models."{model_id}"]', *(f"{name} = {_render_value(value)}" for name, value in head.items())]
+    for name, record in (("arch", arch), ("recipe", recipe), ("convert", propose_convert(arch, recipe))):
+        lines += ["", f'[models."{model_id}".{name}]', *_render_table(record)]
+    return "\n".join(lines) + "\n"
