@@ -1,8 +1,9 @@
-"""What the adapters of remote engine servers share: HTTP calls, a local checkpoint that is kept current, version labels.
+"""What the adapters of remote engine servers share: calls, a local checkpoint that is kept current, version labels.
 
-Owns: `RemoteServer` (calls with the errors of the Engine port) and `LocalCheckpoint`, the directory that a server reloads.
-Promises: a server's refusal, also one that comes with HTTP 200, is `engine_error` and changes no version here; new bytes are
-written at absolute positions, so that writing them twice does no harm.
+Owns: `RemoteServer` (calls with the errors of the Engine port) and `LocalCheckpoint`, the directory that a server
+reloads.
+Promises: a server's refusal, also one that comes with HTTP 200, is `engine_error` and changes no version here; new
+bytes are written at absolute positions, so that writing them twice does no harm.
 Does not do: one server's routes (sglang.py, vllm.py).
 """
 
@@ -149,7 +150,7 @@ class LocalCheckpoint:
                     at += length
             for name, values in tensors.items():
                 begin, end = self._find(name)
-                data = memoryview(np.ascontiguousarray(values)).cast("B")
+                data = memoryview(np.ascontiguousarray(values).tobytes())
                 if data.nbytes != end - begin:
                     raise _not_there(name, f"has {end - begin} bytes, the new one {data.nbytes}")
                 _write_at(descriptor, data, self._start + begin)
@@ -209,8 +210,8 @@ def check_served_sampling(temperature: float, top_p: float, top_k: int, min_p: f
     if temperature not in (0.0, 1.0) or is_truncated:
         raise InputError(
             "not_offered_by_engine",
-            f"{name} records one logprob a token, which is exact for the sampler and the raw policy only at temperature 1 "
-            "(or 0) without top-p, top-k and min-p",
+            f"{name} records one logprob a token, which is exact for the sampler and the raw policy only at temperature"
+            " 1 (or 0) without top-p, top-k and min-p",
             where="sampling",
             do="Set temperature 1, top_p 1 and top_k -1, or use the torch engine.",
         )

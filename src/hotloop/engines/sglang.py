@@ -1,12 +1,12 @@
 """The Engine port over a running SGLang server (0.5.x), through its native `/generate`.
 
-Owns: the routes and fields of SGLang and their translation. Weights reach it as a local checkpoint that is patched in place
-and reloaded with `/update_weights_from_disk`.
+Owns: the routes and fields of SGLang and their translation. Weights reach it as a local checkpoint that is patched in
+place and reloaded with `/update_weights_from_disk`.
 
-Promises: pausing is `in_place`, so that requests keep their KV; ids are of one fixed length, because the server aborts by
-prefix; an answer 200 with `success: false` is an error and changes no version.
-Does not do: starting the server; more sampling than temperature 0 or 1 without truncation (one logprob a token is exact for
-both the sampler and the raw policy only there).
+Promises: pausing is `in_place`, so that requests keep their KV; ids are of one fixed length, because the server
+aborts by prefix; an answer 200 with `success: false` is an error and changes no version.
+Does not do: starting the server; more sampling than temperature 0 or 1 without truncation (one logprob a token is
+exact for both the sampler and the raw policy only there).
 Source: SGLang 0.5.23, its published wheel; docs/concepts/engine_adapters.md.
 """
 
@@ -100,14 +100,13 @@ class SglangEngine:
             yield Chunk(request.request_id, index, completion, True, completion.finish_reason)
             return
         sent = 0
-        last: Completion | None = None
         async for event in self._server.events("/generate", body):  # each event holds everything so far
             whole = self._parse(event, request)
             is_last = event["meta_info"].get("finish_reason") is not None
             if len(whole.token_ids) > sent or is_last:
                 piece = slice_completion(whole, sent, len(whole.token_ids))
                 yield Chunk(request.request_id, index, piece, is_last, whole.finish_reason if is_last else None)
-            sent, last = len(whole.token_ids), whole
+            sent = len(whole.token_ids)
             if is_last:
                 return
         raise self._server.failure(

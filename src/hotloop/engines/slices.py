@@ -9,7 +9,7 @@ from hotloop.types import Completion, Support, TopLogprobs, VersionSpan
 
 
 def slice_completion(whole: Completion, start: int, end: int) -> Completion:
-    """Return tokens [start, end) with everything recorded about them; routes stay with the slice that ends the whole."""
+    """Return tokens [start, end) with everything recorded about them; routes stay with the last slice."""
     spans = [
         VersionSpan(max(span.start, start), min(span.end, end), span.policy_version, span.snapshot_identity)
         for span in whole.version_spans

@@ -1,13 +1,13 @@
 """The Engine port over a running vLLM server (0.33), through `/inference/v1/generate`.
 
-Owns: the routes and fields of vLLM and their translation. The server must run with `VLLM_SERVER_DEV_MODE=1` (pause, resume and
-weight routes) and `--logprobs-mode processed_logprobs`.
+Owns: the routes and fields of vLLM and their translation. The server must run with `VLLM_SERVER_DEV_MODE=1` (pause,
+resume and weight routes) and `--logprobs-mode processed_logprobs`.
 
-Promises: pausing is `keep`, so that requests keep their KV; the prefix cache is reset after every install and salted with the
-version besides; an answer 200 with an error body is an error and changes no version. Stop strings are matched here, because the
-token route does not see text.
-Does not do: starting the server; its `sparse_nccl` backend, which needs the trainer in one NCCL group with the server, so
-weights reach it as a local checkpoint that a worker method reloads.
+Promises: pausing is `keep`, so that requests keep their KV; the prefix cache is reset after every install and salted
+with the version besides; an answer 200 with an error body is an error and changes no version. Stop strings are
+matched here, because the token route does not see text.
+Does not do: starting the server; its `sparse_nccl` backend, which needs the trainer in one NCCL group with the
+server, so weights reach it as a local checkpoint that a worker method reloads.
 Source: vLLM 0.33.0, its published wheel; docs/concepts/engine_adapters.md.
 """
 

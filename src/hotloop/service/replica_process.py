@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import orjson
 import uvicorn
 
 from hotloop.engines.base import EngineSettings
+from hotloop.service.parent_watch import end_with_stdin
 from hotloop.service.reconciler import Wiring
 from hotloop.service.replica import Replica
 from hotloop.service.rollouts import RolloutSettings
@@ -68,16 +68,8 @@ async def serve(settings: dict[str, Any], token: str, keys: StaticKeys | None, p
     print(
         orjson.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "pid": os.getpid()}).decode(), flush=True
     )
-    loop = asyncio.get_running_loop()
-    if os.environ.get("HOTLOOP_EXIT_WITH_STDIN"):
-        loop.run_in_executor(None, _wait_for_end_of_stdin)
+    end_with_stdin()
     await serving
-
-
-def _wait_for_end_of_stdin() -> None:
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _read_line() -> bytes:

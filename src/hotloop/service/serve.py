@@ -23,6 +23,7 @@ from hotloop.service.config import DeploymentConfig
 from hotloop.service.gateway import Gateway
 from hotloop.service.launchers.base import Launcher
 from hotloop.service.launchers.local import LocalLauncher
+from hotloop.service.parent_watch import end_with_stdin
 from hotloop.service.replica_process import PARTITION_VARIABLE, STORAGE_VARIABLE
 from hotloop.service.secrets import read_secret
 from hotloop.snapshots.bucket_access import open_bucket, parse_reader_secret
@@ -97,6 +98,7 @@ async def _serve(gateway: Gateway, config: DeploymentConfig) -> None:
         host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
         place = {"url": f"http://{host}:{listener.getsockname()[1]}", "pid": os.getpid()}
         print(orjson.dumps(place).decode(), flush=True)
+        end_with_stdin()
     await serving
 
 
