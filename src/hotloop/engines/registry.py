@@ -28,4 +28,14 @@ def build(settings: EngineSettings) -> Engine:
         from hotloop.engines.torch.engine import build_engine
 
         return build_engine(settings)
-    raise InputError("engine_kind", f"there is no engine {settings.kind!r} here", where="kind", do="Use torch or fake.")
+    if settings.kind == "sglang":
+        from hotloop.engines.sglang import SglangEngine
+
+        return SglangEngine(settings)
+    if settings.kind == "vllm":
+        from hotloop.engines.vllm import VllmEngine
+
+        return VllmEngine(settings)
+    raise InputError(
+        "engine_kind", f"there is no engine {settings.kind!r}", where="kind", do="Use torch, fake, sglang or vllm."
+    )

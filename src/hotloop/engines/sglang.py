@@ -109,9 +109,7 @@ class SglangEngine:
             sent = len(whole.token_ids)
             if is_last:
                 return
-        raise self._server.failure(
-            "/generate", f"ended its stream after {sent} tokens without a finish reason ({last})"
-        )
+        raise self._server.failure("/generate", f"ended its stream after {sent} tokens without a finish reason")
 
     def _body(self, request: GenerateRequest, index: int, rid: str) -> dict[str, Any]:
         params = request.params
