@@ -108,7 +108,7 @@ def make_engine_settings(experiment: Experiment, policy_dir: Path, max_context: 
         threads=laptop.threads,
         max_slots=laptop.max_slots,
         max_context=max_context,
-        options={"exact_savings": laptop.exact_savings},
+        merges_prefixes=laptop.exact_savings,
     )
 
 

@@ -58,7 +58,7 @@ class SilentProgress:
 
 
 class Eta:
-    """Time left, from the mean time of the rounds so far."""
+    """Time left, from the mean time of the rounds so far; the evaluation before the first round does not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -67,6 +67,7 @@ class Eta:
         self._num_rounds = 0
 
     def start(self, first_round: int, num_rounds: int) -> None:
+        """Count from now: called at the start of a run and again when its first round begins."""
         self._first, self._num_rounds = first_round, num_rounds
         self._began = self._clock()
 
@@ -91,6 +92,8 @@ class PlainProgress:
         self._eta.start(first_round, num_rounds)
 
     def evaluated(self, round_: int, metrics: Mapping[str, float]) -> None:
+        if round_ < 0:
+            self._eta.start(0, self._num_rounds)
         when = "before training" if round_ < 0 else f"after round {round_}"
         self._write(f"held-out {when}: greedy {metrics['eval/greedy']:.3f}, sampled {metrics['eval/sampled']:.3f}")
 
@@ -100,7 +103,7 @@ class PlainProgress:
             return
         self._write(
             f"round {round_ + 1}/{self._num_rounds}  reward {record['rollout/raw_reward']:.3f}"
-            f"  entropy {record.get('train/entropy_loss', 0.0):.3f}"
+            f"{render_entropy(record)}"
             f"  length {record['rollout/response_len/mean']:.1f}"
             f"  {1 / max(1e-9, record['perf/step_time']):.1f} rounds/s"
             f"  about {format_seconds(self._eta.left_s(round_))} left"
@@ -130,6 +133,8 @@ class LiveProgress:
         self._live.start()
 
     def evaluated(self, round_: int, metrics: Mapping[str, float]) -> None:
+        if round_ < 0:
+            self._eta.start(0, self._num_rounds)
         self._evaluation = metrics
         self._draw()
 
@@ -157,12 +162,18 @@ class LiveProgress:
             greedy, sampled = self._evaluation["eval/greedy"], self._evaluation["eval/sampled"]
             table.add_row("held-out", f"{greedy:.3f} greedy", f"{sampled:.3f} sampled")
         if record:
-            entropy, norm = record.get("train/entropy_loss", 0.0), record.get("train/grad_norm", 0.0)
-            table.add_row("entropy", f"{entropy:.3f}", f"gradient norm {norm:.3f}")
+            if "train/entropy_loss" in record:
+                norm = f"gradient norm {record['train/grad_norm']:.3f}"
+                table.add_row("entropy", f"{record['train/entropy_loss']:.3f}", norm)
             rate = f"{record['perf/tokens_per_gpu_per_sec']:,.0f} sampled tokens/s"
             table.add_row("speed", f"{1 / max(1e-9, record['perf/step_time']):.1f} rounds/s", rate)
             table.add_row("left", format_seconds(self._eta.left_s(int(record["round"]))), "")
         self._live.update(table)
+
+
+def render_entropy(record: Mapping[str, Any]) -> str:
+    """Write the entropy if the round has one: a round without any advantage computes none."""
+    return f"  entropy {record['train/entropy_loss']:.3f}" if "train/entropy_loss" in record else ""
 
 
 def render_curve(values: list[float], points: int = _CURVE_POINTS) -> str:
