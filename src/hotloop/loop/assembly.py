@@ -1,7 +1,7 @@
 """From an experiment to the parts of its run: settings of engine and trainer, verifier, source, controller.
 
-Owns: the translation of the experiment's sections into the ports' settings, and the checks that need the policy's files
-(its context, its vocabulary, its size).
+Owns: the translation of the experiment's sections into the ports' settings, and the check of all prompts against the
+policy's context.
 
 Promises: every key that support.py calls honoured is read here, in dataset.py or by the command. What is opened is
 closed by the controller.
@@ -11,7 +11,6 @@ Does not do: reading experiments (experiment/load.py), making policies (models/b
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,11 @@ from hotloop.loop.weight_sync import InMemorySync
 from hotloop.models.tokenizer import Tokenizer, open_tokenizer
 from hotloop.trainers.base import LossSettings, OptimizerSettings, TrainerSettings, open_trainer
 from hotloop.types import SamplingParams, Task
-from hotloop.units import format_bytes
 from hotloop.verifiers.base import Verifier
 from hotloop.verifiers.registry import open_verifier as build_reward
 
 CORRECTION_BOUNDS = {"none": (0.0, 2.0), "tis": (0.0, 2.0), "icepop": (0.5, 2.0)}
 """Lower and upper bound of the importance weight (slime's defaults for TIS and IcePop)."""
-BYTES_PER_PARAM = 24
-"""fp32 weights, gradient and two moments of the trainer, the engine's copy, and one more while weights are read."""
 
 
 def make_loop_settings(experiment: Experiment) -> LoopSettings:
@@ -154,47 +150,6 @@ def read_policy_config(policy_dir: Path) -> dict[str, Any]:
     return config
 
 
-def check_policy(policy_dir: Path, tokenizer: Tokenizer) -> None:
-    """Check that a policy can be run here before it is read.
-
-    Raises:
-        InputError: `tokenizer_too_large`, `policy_too_large`, `policy_not_found`.
-    """
-    vocab = int(read_policy_config(policy_dir).get("vocab_size", 0))
-    if vocab and tokenizer.vocab_size > vocab:
-        raise InputError(
-            "tokenizer_too_large",
-            f"the tokenizer has {tokenizer.vocab_size} ids and the policy embeds {vocab}",
-            where=str(policy_dir),
-            do="Take the tokenizer that belongs to the policy.",
-        )
-    needed = count_params(policy_dir) * BYTES_PER_PARAM
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > total:
-        raise InputError(
-            "policy_too_large",
-            f"training it takes about {format_bytes(needed)} ({BYTES_PER_PARAM} bytes for each parameter), "
-            f"and this machine has {format_bytes(total)}",
-            where=str(policy_dir),
-            do="Take a smaller policy here; export the experiment for a cluster.",
-        )
-
-
-def count_params(policy_dir: Path) -> int:
-    """Count the parameters in a policy's safetensors files from their headers."""
-    count = 0
-    for path in sorted(policy_dir.glob("*.safetensors")):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                size = 1
-                for length in entry["shape"]:
-                    size *= length
-                count += size
-    return count
-
-
 def choose_context(
     tokenizer: Tokenizer, dataset: Dataset, config: dict[str, Any], *, applies_chat_template: bool
 ) -> int:
@@ -209,6 +164,42 @@ def choose_context(
         tasks = [max(tasks, key=lambda task: len(str(task.prompt)))]
     longest = find_longest_prompt(tokenizer, tasks, applies_chat_template, limit)
     return min(limit, longest + dataset.max_new_tokens)
+
+
+def open_sampler(experiment: Experiment, dataset: Dataset, policy_dir: Path) -> Sampler:
+    """Open the tokenizer and an engine with a policy's weights.
+
+    Raises:
+        InputError: the policy cannot be used, or a prompt does not fit it.
+    """
+    tokenizer = open_tokenizer(policy_dir)
+    applies_chat_template = experiment.data.apply_chat_template and not dataset.is_builtin
+    config = read_policy_config(policy_dir)
+    max_context = choose_context(tokenizer, dataset, config, applies_chat_template=applies_chat_template)
+    engine = open_engine(make_engine_settings(experiment, policy_dir, max_context))
+    return Sampler(
+        engine,
+        tokenizer,
+        make_sampling_params(experiment, dataset, tokenizer),
+        experiment.laptop.seed,
+        max_context,
+        applies_chat_template,
+        returns_routed_experts=engine.info.num_experts > 0,
+    )
+
+
+def open_evaluator(experiment: Experiment, dataset: Dataset, policy_dir: Path) -> Evaluator:
+    """Open an evaluator of its own engine; close it after use.
+
+    Raises:
+        InputError: code `no_held_out`, and those of `open_sampler` and `open_verifier`.
+    """
+    if not dataset.held_out:
+        raise InputError(
+            "no_held_out", "the run has no held-out items", where="data.held_out_path", do="Name a file with --set."
+        )
+    verifier = open_verifier(experiment, dataset)
+    return Evaluator(open_sampler(experiment, dataset, policy_dir), verifier, dataset.held_out, experiment.eval_samples)
 
 
 def assemble(
@@ -229,30 +220,15 @@ def assemble(
         InputError: the policy, the reward or the data cannot be used.
     """
     policy_dir = folder.policy
-    tokenizer = open_tokenizer(policy_dir)
-    check_policy(policy_dir, tokenizer)
-    applies_chat_template = experiment.data.apply_chat_template and not dataset.is_builtin
-    max_context = choose_context(
-        tokenizer, dataset, read_policy_config(policy_dir), applies_chat_template=applies_chat_template
-    )
     verifier = open_verifier(experiment, dataset)
+    sampler = open_sampler(experiment, dataset, policy_dir)
     trainer = open_trainer(make_trainer_settings(experiment, policy_dir))
-    engine = open_engine(make_engine_settings(experiment, policy_dir, max_context))
     source = make_source(experiment, dataset)
     state = None
     if checkpoint is not None:
         state, directory = checkpoint
         trainer.load(directory)
         source.restore(state.cursor)
-    sampler = Sampler(
-        engine,
-        tokenizer,
-        make_sampling_params(experiment, dataset, tokenizer),
-        experiment.laptop.seed,
-        max_context,
-        applies_chat_template,
-        returns_routed_experts=engine.info.num_experts > 0,
-    )
     sampling = experiment.sampling
     collector = Collector(
         source=source,
@@ -269,5 +245,6 @@ def assemble(
     evaluator = None
     if experiment.eval_mode == "inline":
         evaluator = Evaluator(sampler, verifier, dataset.held_out, experiment.eval_samples)
-    parts = Parts(collector, trainer, engine, InMemorySync(trainer, engine), evaluator, progress)
+    sync = InMemorySync(trainer, sampler.engine)
+    parts = Parts(collector, trainer, sampler.engine, sync, evaluator, progress)
     return Controller(make_loop_settings(experiment), parts, folder, state=state, began=began)

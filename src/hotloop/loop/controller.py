@@ -114,6 +114,7 @@ class Controller:
             self._metrics.close()
             self._events.close()
             await self._parts.engine.close()
+            await self._parts.collector.verifier.close()
             self._parts.trainer.close()
 
     async def _run(self) -> bool:

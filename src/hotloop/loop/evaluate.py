@@ -46,6 +46,11 @@ class Evaluator:
         metrics["eval/policy_version"] = self.sampler.engine.policy_version
         return metrics
 
+    async def close(self) -> None:
+        """Close engine and verifier of an evaluator that has them for itself."""
+        await self.sampler.engine.close()
+        await self.verifier.close()
+
     async def _run(self, *, temperature: float, group_size: int, purpose: str) -> list[Group]:
         sampler = replace(self.sampler, params=replace(self.sampler.params, temperature=temperature))
         sampler.seed = EVALUATION_SEED

@@ -367,6 +367,9 @@ def _weight_files(directory: Path) -> list[Path]:
                 do="Download the missing shards again.",
             )
         return paths
+    whole = directory / "model.safetensors"
+    if whole.is_file():  # other files beside it, such as a checkpoint's optimizer, are not weights
+        return [whole]
     paths = sorted(directory.glob("*.safetensors"))
     if paths:
         return paths
