@@ -5,6 +5,8 @@ Owns: the few storage calls that snapshots need. Keys are relative to the bucket
 Promises: every fault is a `SnapshotError` in our words; a put is whole or absent; a create-only put never replaces an
 object; `file://` neither follows a link out of its directory nor returns before the bytes are on the disk.
 
+Faults are raised `from None`, because the library's own text may repeat an access key or a signed address.
+
 Does not do: credentials (bucket_access.py), retries (retry.py), resuming (transfer.py). The scripted fake of the port
 is memory_bucket.py.
 """
@@ -117,7 +119,7 @@ class ObstoreBucket:
             translated = self._translate(error, "list", "")
             if translated.code == "missing_object":
                 return []
-            raise translated from error
+            raise translated from None
         return sorted(prefix.rstrip("/") for prefix in found["common_prefixes"])
 
     def list_objects(self, directory: str) -> list[ObjectInfo]:
@@ -129,9 +131,15 @@ class ObstoreBucket:
             translated = self._translate(error, "list", directory)
             if translated.code == "missing_object":
                 return []
-            raise translated from error
+            raise translated from None
+        # Some stores list the directory itself, as an empty object left over from its making.
+        start = f"{directory}/"
         return sorted(
-            (ObjectInfo(meta["path"], meta["size"], meta["e_tag"] or "") for meta in found["objects"]),
+            (
+                ObjectInfo(meta["path"], meta["size"], meta["e_tag"] or "")
+                for meta in found["objects"]
+                if meta["path"].startswith(start)
+            ),
             key=lambda info: info.key,
         )
 
@@ -142,7 +150,7 @@ class ObstoreBucket:
             result = obstore.get(self._store, key, options={"head": True})
             meta, attributes = result.meta, result.attributes
         except Exception as error:
-            raise self._translate(error, "head", key) from error
+            raise self._translate(error, "head", key) from None
         sha256 = attributes.get(SHA256_KEY)
         return ObjectInfo(key, meta["size"], meta["e_tag"] or "", str(sha256) if sha256 else None)
 
@@ -155,7 +163,7 @@ class ObstoreBucket:
             if size <= max_bytes:
                 return bytes(result.bytes())
         except Exception as error:
-            raise self._translate(error, "get", key) from error
+            raise self._translate(error, "get", key) from None
         raise SnapshotError(
             "object_corrupt",
             f"is {size} bytes long, above the limit of {max_bytes}",
@@ -173,7 +181,7 @@ class ObstoreBucket:
         except GeneratorExit:
             raise
         except Exception as error:
-            raise self._translate(error, "get", key) from error
+            raise self._translate(error, "get", key) from None
 
     def put(self, key: str, data: Chunk, *, sha256: str = "", create_only: bool = False) -> None:
         """Write a small object in one request. Raises: AlreadyThere, SnapshotError."""
@@ -188,7 +196,7 @@ class ObstoreBucket:
                 use_multipart=False,
             )
         except Exception as error:
-            raise self._translate_any(error, "put", key) from error
+            raise self._translate_any(error, "put", key) from None
         self._make_durable(key)
 
     def put_stream(self, key: str, pieces: Iterable[Chunk], *, size: int, sha256: str = "") -> None:
@@ -208,7 +216,7 @@ class ObstoreBucket:
         except Exception as error:
             if source.failure is not None:
                 raise source.failure from None
-            raise self._translate_any(error, "multipart", key) from error
+            raise self._translate_any(error, "multipart", key) from None
         self._make_durable(key)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -220,7 +228,7 @@ class ObstoreBucket:
             except Exception as error:
                 translated = self._translate(error, "delete", key)
                 if translated.code != "missing_object":
-                    raise translated from error
+                    raise translated from None
 
     def _attributes(self, sha256: str) -> Any:
         return {SHA256_KEY: sha256} if sha256 and self._has_user_metadata else None

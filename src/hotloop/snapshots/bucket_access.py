@@ -26,6 +26,7 @@ from obstore.store import GCSStore, LocalStore, MemoryStore, S3Store
 from hotloop.errors import InputError, MissingExtra, SnapshotError
 from hotloop.snapshots.bucket import AlreadyThere, Bucket, ObstoreBucket
 from hotloop.snapshots.layout import PROBE_KEY, STARTUP_NAME, BucketUrl, parse_bucket_url
+from hotloop.snapshots.retry import RetryPolicy, call_with_retries
 
 GCS_S3_ENDPOINT = "https://storage.googleapis.com"
 _DEFAULT_REGION = "us-east-1"
@@ -160,9 +161,8 @@ def _open_s3(parsed: BucketUrl, keys: StaticKeys | None, environ: Mapping[str, s
         region = region or provider.config.get("region", "")
     if is_gcs:
         endpoint = endpoint or GCS_S3_ENDPOINT
-    options: dict[str, Any] = {"region": region or _DEFAULT_REGION, "disable_tagging": True}
-    if is_gcs:
-        options["disable_bulk_delete"] = True
+    # Bulk deletion is missing in GCS's S3-compatible endpoint and in small servers; prune deletes one by one.
+    options: dict[str, Any] = {"region": region or _DEFAULT_REGION, "disable_bulk_delete": True}
     if endpoint:
         options["endpoint"] = endpoint
         options["virtual_hosted_style_request"] = False
@@ -218,16 +218,20 @@ class Access:
     """Whether a create-only put of an existing key is refused; three of six S3-compatible servers ignore it."""
 
 
-def probe_access(bucket: Bucket, *, wants_write: bool) -> Access:
+def probe_access(bucket: Bucket, *, wants_write: bool, retry: RetryPolicy | None = None) -> Access:
     """Try each right once: list and get, and for a publisher put, with and without an object in the way.
 
     The probe object has a fixed key, so that a publisher without the right to delete leaves one small object, not many.
 
+    Args:
+        retry: for passing faults; None tries each call once.
+
     Raises: SnapshotError `storage_access`, whose message names the missing right; `storage_unavailable`.
     """
-    bucket.list_directories()
+    retry = retry or RetryPolicy(budget_s=0.0)
+    call_with_retries(retry, bucket.list_directories)
     try:
-        bucket.head(STARTUP_NAME)
+        call_with_retries(retry, lambda: bucket.head(STARTUP_NAME))
     except SnapshotError as error:
         if error.code != "missing_object":
             raise
@@ -235,7 +239,7 @@ def probe_access(bucket: Bucket, *, wants_write: bool) -> Access:
         return Access(can_write=False, honours_create_only=False)
     for _ in range(2):
         try:
-            bucket.put(PROBE_KEY, _PROBE_TEXT, create_only=True)
+            call_with_retries(retry, lambda: bucket.put(PROBE_KEY, _PROBE_TEXT, create_only=True))
         except AlreadyThere:
             return Access(can_write=True, honours_create_only=True)
     return Access(can_write=True, honours_create_only=False)

@@ -98,7 +98,8 @@ class Publisher:
             self._catalogue.check_version_free(identity, policy_version)
             chosen = self._choose_parent(known, identity, kind, parent)
             if not is_dry_run and self._honours_create_only is None:
-                self._honours_create_only = probe_access(self.bucket, wants_write=True).honours_create_only
+                access = probe_access(self.bucket, wants_write=True, retry=self.reader.retry)
+                self._honours_create_only = access.honours_create_only
             job = PublishJob(
                 self.settings,
                 self.reader,

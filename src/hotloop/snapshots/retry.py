@@ -58,7 +58,7 @@ class Attempts:
 
         Raises: SnapshotError: the given one, or `storage_unavailable` that names the spent budget.
         """
-        if error.code != "storage_unavailable":
+        if error.code != "storage_unavailable" or self.policy.budget_s <= 0:
             raise error
         spent = self.policy.clock() - self._began
         ceiling = min(self.policy.longest_wait_s, self.policy.first_wait_s * 2.0**self._failures)

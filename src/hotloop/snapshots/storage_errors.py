@@ -30,7 +30,7 @@ RIGHTS = {
     "multipart": "put (s3:PutObject, s3:AbortMultipartUpload)",
     "delete": "delete (s3:DeleteObject)",
 }
-_STORE_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+_STORE_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: ([A-Za-z0-9]{1,60})\)")
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestTimeTooSkewed"}
 _REGION = {
     "PermanentRedirect",
@@ -38,14 +38,9 @@ _REGION = {
     "IllegalLocationConstraintException",
     "TemporaryRedirect",
 }
-_DENIED = {
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "InvalidToken",
-    "AllAccessDisabled",
-    "Forbidden",
-}
+_DENIED = {"AccessDenied", "AllAccessDisabled", "Forbidden"}
+_REFUSED_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"}
+_THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded"}
 
 
 class AlreadyThere(Exception):
@@ -68,7 +63,7 @@ def translate(error: Exception, *, action: str, url: str, key: str) -> Exception
         return AlreadyThere(where)
     text = str(error)
     found = _STORE_CODE.search(text)
-    store_code = found[1] if found else ""
+    store_code = (found[1] or found[2]) if found else ""
     denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
     if store_code == "NoSuchBucket":
         return _access("no_bucket", "the bucket does not exist", action, where, store_code)
@@ -76,8 +71,10 @@ def translate(error: Exception, *, action: str, url: str, key: str) -> Exception
         return _access("expired", "the credentials have expired", action, where, store_code)
     if store_code in _REGION or "missing a valid region" in text or "redirect" in text.lower():
         return _access("region", "the bucket is in another region", action, where, store_code)
+    if store_code in _REFUSED_KEYS:
+        return _access("denied", "the store refused the keys", action, where, store_code)
     if denied or store_code in _DENIED:
-        return _access("denied", "the store refused the credentials or the right is missing", action, where, store_code)
+        return _access("denied", f"the right to {RIGHTS[action]} is missing", action, where, store_code)
     if isinstance(error, FileNotFoundError):
         return SnapshotError(
             "missing_object",
@@ -97,7 +94,7 @@ def translate(error: Exception, *, action: str, url: str, key: str) -> Exception
         return make_no_space(where)
     return SnapshotError(
         "storage_unavailable",
-        f"{RIGHTS[action].split()[0]} failed{f' with {store_code}' if store_code else f' ({_describe(text)})'}",
+        f"{RIGHTS[action].split()[0]} failed ({_describe(text, store_code)})",
         where=where,
         do="Check that the store can be reached; the call is tried again until its time budget is spent.",
         details={"key": key, "store_code": store_code},
@@ -119,16 +116,17 @@ def make_no_space(where: str) -> SnapshotError:
 
 
 def _access(cause: str, why: str, action: str, where: str, store_code: str) -> SnapshotError:
+    grant = f"Grant it to these keys, or give keys that have it: {RIGHTS[action]}."
+    keys = "Check access key id, secret and, where one is set, the session token."
     advice = {
-        "denied": f"Grant {RIGHTS[action]} on it, or give other keys; GCS HMAC keys also need AWS_SESSION_TOKEN unset.",
+        "denied": keys if store_code in _REFUSED_KEYS else grant,
         "expired": "Renew the credentials.",
         "region": "Set AWS_DEFAULT_REGION, or aws_region of the reader secret, to the bucket's region.",
         "no_bucket": "Create the bucket, or correct its name.",
     }
-    right = f"; missing: {RIGHTS[action]}" if cause == "denied" else ""
     return SnapshotError(
         "storage_access",
-        f"{why}{f' ({store_code})' if store_code else ''}{right}",
+        f"{why}{f' ({store_code})' if store_code else ''}",
         where=where,
         do=advice[cause],
         details={"cause": cause, "right": RIGHTS[action], "store_code": store_code},
@@ -137,15 +135,20 @@ def _access(cause: str, why: str, action: str, where: str, store_code: str) -> S
     )
 
 
-def _describe(text: str) -> str:
+def _describe(text: str, store_code: str) -> str:
     """Name the kind of a transport fault in a few fixed words; the text itself may hold addresses and keys."""
+    if store_code in _THROTTLED or "429 Too Many" in text:
+        return f"throttled, {store_code}" if store_code else "throttled"
+    if store_code:
+        return store_code
     for needle, words in (
-        ("onnect", "no connection"),
+        ("tcp connect error", "no connection"),
+        ("onnection refused", "no connection"),
         ("imed out", "timed out"),
-        ("imeout", "timed out"),
-        ("50", "server error"),
-        ("429", "throttled"),
-        ("ody", "cut in the middle"),
+        ("TimedOut", "timed out"),
+        ("error sending request", "no connection"),
+        ("error decoding response body", "cut in the middle"),
+        ("status code: 5", "server error"),
     ):
         if needle in text:
             return words
