@@ -35,6 +35,10 @@ class ActivationShape:
     in_flight: int
     """Microbatches whose activations are alive at a time."""
     recompute: bool
+    sequence: int = 1
+    """Tokens of one row; only a trainer that stores attention weights depends on it."""
+    has_head: bool = True
+    """Whether the stage ends with the final norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,12 @@ class Backend:
     logit_bytes: int
     logit_copies: int
     """Copies alive at a time without chunking: logits, softmax, gradient."""
+    counts_norms: bool
+    """Whether norms and biases count as parameters; the cluster's account leaves them out."""
+    logits_of_responses_only: bool
+    """Whether logits are computed on response tokens only."""
+    serving_value_bytes: int
+    """Bytes of a weight and of a KV value of the engine beside it, before quantisation."""
     count_activations: Callable[[ActivationShape], tuple[int, str]]
     """Bytes, and the formula with its numbers."""
 
@@ -77,6 +87,55 @@ MEGATRON = Backend(
     shards_optimizer=True,
     logit_bytes=4,
     logit_copies=3,
+    counts_norms=False,
+    logits_of_responses_only=False,
+    serving_value_bytes=2,
     count_activations=_count_megatron_activations,
 )
 """BF16 weights, FP32 gradients, FP32 master and Adam moments sharded by the distributed optimizer."""
+
+
+def count_decoder_values(arch: Arch, sequence: int) -> int:
+    """Count the values that one layer of `models/decoder.py` keeps for the backward pass, per token.
+
+    Formula, H query and K key heads of size d, sequence S, D hidden, I width:
+        norms and their inputs: 4 D + 2; normalised heads: (H + K)(d + 1) where there are any; queries, keys, values and
+        mixed heads: 2 H d + 2 K d; attention weights: H S; the mask: a quarter value for each key of S, for all rows;
+        dense feed-forward: 4 I;
+        experts, k of E per token: E + 8 k + 1 + 3 k D + 4 k I (ids are 8 bytes, two values).
+    """
+    heads, kv_heads, size, hidden = arch.attention_heads, arch.kv_heads, arch.head_dim, arch.hidden_size
+    values = 4 * hidden + 2 + 2 * (heads + kv_heads) * size + heads * sequence
+    if arch.qk_layernorm:
+        values += (heads + kv_heads) * (size + 1)
+    if not arch.moe:
+        return values + 4 * arch.ffn_hidden_size
+    used = arch.experts_per_token
+    return values + arch.experts + 8 * used + 1 + 3 * used * hidden + 4 * used * arch.moe_ffn_hidden_size
+
+
+def _count_torch_activations(shape: ActivationShape) -> tuple[int, str]:
+    per_layer = count_decoder_values(shape.arch, shape.sequence)
+    rows = max(1, shape.tokens // max(1, shape.sequence))
+    mask = shape.layers * shape.sequence**2
+    values = shape.tokens * per_layer * shape.layers
+    if shape.has_head:
+        values += shape.tokens * (shape.arch.hidden_size + 1)
+    size = f"4 x {shape.tokens:,} tokens x {per_layer:,} values x {shape.layers} layers"
+    return 4 * values + mask, f"{size}, and a mask of {shape.sequence:,}^2 each ({rows} rows; nothing is recomputed)"
+
+
+TORCH = Backend(
+    name="torch",
+    weight_bytes=4,
+    gradient_bytes=4,
+    optimizer_bytes=8,
+    shards_optimizer=False,
+    logit_bytes=4,
+    logit_copies=3,
+    counts_norms=True,
+    logits_of_responses_only=True,
+    serving_value_bytes=4,
+    count_activations=_count_torch_activations,
+)
+"""Our own trainer and engine in FP32: the weights are the master copy, Adam keeps two moments."""

@@ -109,7 +109,7 @@ def _train_rows(case: _Case, stage_index: int) -> Iterator[MemoryRow]:
     layout, recipe, backend = case.layout, case.recipe, case.backend
     stage = layout.stages[stage_index]
     where = f"gpu, stage {stage_index + 1} of {len(layout.stages)}"
-    local = count_stage_params(case.model.arch, recipe, stage)
+    local = count_stage_params(case.model.arch, recipe, stage, with_norms=backend.counts_norms)
 
     def row(item: str, size: int, formula: str) -> MemoryRow:
         return MemoryRow("train", where, item, size, formula)
@@ -126,10 +126,22 @@ def _train_rows(case: _Case, stage_index: int) -> Iterator[MemoryRow]:
         yield row("optimizer", size, formula)
     tokens = recipe.max_tokens_per_gpu
     in_flight = min(recipe.pp - stage_index, case.microbatches)
-    shape = ActivationShape(case.model.arch, tokens, recipe.tp, stage.num_layers, in_flight, case.experiment.recompute)
+    sequence = PROMPT_TOKENS + case.experiment.response_tokens
+    shape = ActivationShape(
+        case.model.arch,
+        tokens,
+        recipe.tp,
+        stage.num_layers,
+        in_flight,
+        case.experiment.recompute,
+        sequence,
+        stage.has_head,
+    )
     size, formula = backend.count_activations(shape)
     yield row("activations", size, formula)
     if stage.has_head:
+        if backend.logits_of_responses_only:
+            tokens = max(1, tokens // sequence) * case.experiment.response_tokens
         size, formula = _logits_row(case, tokens)
         yield row("logits", size, formula)
     yield row("residue", RESIDUE_BYTES, "4 GiB kept back for contexts and communication buffers")
@@ -150,7 +162,10 @@ def _count_hicache_ranks(case: _Case) -> int:
 
 def _trainer_host_rows(case: _Case, where: str) -> Iterator[MemoryRow]:
     per_node = case.layout.gpus_per_node
-    locals_ = [count_stage_params(case.model.arch, case.recipe, stage) for stage in case.layout.stages]
+    locals_ = [
+        count_stage_params(case.model.arch, case.recipe, stage, with_norms=case.backend.counts_norms)
+        for stage in case.layout.stages
+    ]
     worst = max(locals_, key=lambda local: local.total)
     optimizer, formula = _optimizer_bytes(case, worst)
     if case.experiment.cpu_adam:
@@ -215,7 +230,8 @@ def _make_case(experiment: Experiment, catalog: Catalog, backend: Backend, layou
     gpu = find_gpu(catalog, experiment.gpu)
     recipe = effective_recipe(experiment, model)
     layout = layout or compute_layout(experiment, catalog, model, with_gpus=False)
-    serving = compute_serving_memory(experiment, model, recipe, gpu, PROMPT_TOKENS + experiment.response_tokens)
+    sequence = PROMPT_TOKENS + experiment.response_tokens
+    serving = compute_serving_memory(experiment, model, recipe, gpu, sequence, backend)
     dp, edp = max(1, layout.dp), max(1, layout.edp)
     return _Case(
         experiment, model, recipe, gpu, layout, backend, serving, dp, edp, count_microbatches(experiment, recipe, dp)
@@ -323,6 +339,7 @@ def compute_memory(
         verdict=max((total.verdict for total in totals), key=_ORDER.__getitem__),
         largest_lever=_find_lever(case, totals, catalog, host_ram_bytes) if with_lever and case.layout.stages else None,
         stage_bytes=stage_bytes,
+        kv_bytes_per_token=case.serving.kv_bytes_per_token,
         kv_capacity_tokens=case.serving.tokens_per_engine,
         requests_capacity=case.serving.requests_per_engine,
         balanced_state_ratio=case.serving.balanced_state_ratio,

@@ -117,11 +117,22 @@ def _split(count: int, parts: int) -> int:
     return -(-count // parts)
 
 
-def count_stage_params(arch: Arch, recipe: Recipe, stage: Stage) -> LocalParams:
+def count_norm_params(arch: Arch, num_layers: int, *, has_head: bool = True) -> int:
+    """Count norms and biases of layers with grouped-query attention: two norms each, head norms and biases if any."""
+    per_layer = 2 * arch.hidden_size
+    if arch.qk_layernorm:
+        per_layer += 2 * arch.head_dim
+    if arch.qkv_bias:
+        per_layer += (arch.attention_heads + 2 * arch.kv_heads) * arch.head_dim
+    return num_layers * per_layer + (arch.hidden_size if has_head else 0)
+
+
+def count_stage_params(arch: Arch, recipe: Recipe, stage: Stage, *, with_norms: bool = False) -> LocalParams:
     """Count what one GPU of a pipeline stage holds.
 
     Formula: embeddings / TP on the first and the last stage; attention, dense and shared feed-forward / TP; routed
-        experts / (ETP x EP); the router whole; norms ignored. Tied embeddings on two stages are two copies.
+        experts / (ETP x EP); the router whole; norms ignored unless asked for. Tied embeddings on two stages are two
+        copies.
     Source: algorithms.md 10.
     """
     part = count_layer_params(arch)
@@ -136,6 +147,8 @@ def count_stage_params(arch: Arch, recipe: Recipe, stage: Stage) -> LocalParams:
     if stage.has_head and not (arch.tied_embeddings and stage.has_embedding):
         dense += matrix
         head = matrix
+    if with_norms:
+        dense += count_norm_params(arch, stage.num_layers, has_head=stage.has_head)
     experts = _split(stage.num_moe * part.experts, recipe.etp * recipe.ep)
     return LocalParams(dense, experts, head)
 
@@ -150,7 +163,7 @@ class EngineParams:
     """Embedding, head and router: served in BF16 whatever the precision."""
 
 
-def count_engine_params(arch: Arch, recipe: Recipe) -> EngineParams:
+def count_engine_params(arch: Arch, recipe: Recipe, *, with_norms: bool = False) -> EngineParams:
     """Count what one GPU of an engine holds.
 
     Formula: with DP attention d, attention and head / (TP / d), embedding and dense feed-forward whole; else all / TP.
@@ -171,4 +184,6 @@ def count_engine_params(arch: Arch, recipe: Recipe) -> EngineParams:
     kept = _split(part.embedding, dense_tp) + arch.moe_layers * part.router
     if not arch.tied_embeddings:
         kept += _split(part.embedding, attention_tp)
+    if with_norms:
+        kept += count_norm_params(arch, arch.layers)
     return EngineParams(quantised, kept)

@@ -101,6 +101,8 @@ class MemoryPlan:
     largest_lever: Lever | None
     stage_bytes: tuple[int, ...]
     """Training bytes of a GPU of each pipeline stage."""
+    kv_bytes_per_token: int
+    """On one engine GPU, for a token that it keeps."""
     kv_capacity_tokens: int
     """Tokens of KV cache that one engine holds; 0 when nothing is left for it."""
     requests_capacity: int

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hotloop.experiment.backends import MEGATRON, Backend
 from hotloop.experiment.catalog.records import Arch, Gpu, Model, Recipe
 from hotloop.experiment.choices import Experiment
 from hotloop.experiment.parameters import count_engine_params, count_layer_params
@@ -55,22 +56,20 @@ class ServingMemory:
     assumptions: tuple[str, ...]
 
 
-def kv_bytes_per_value(kv_dtype: str | None) -> int:
-    """Return 1 for an FP8 cache, else 2."""
-    return 1 if kv_dtype == "fp8" else 2
+def compute_kv_bytes_per_token(arch: Arch, kv_dtype: str | None = "auto", value_bytes: int = 2) -> int:
+    """Bytes of KV that a whole copy of the model keeps for one token, before TP; an FP8 cache has 1 a value."""
+    size = 1 if kv_dtype == "fp8" else value_bytes
+    return arch.kv_values_per_token_per_layer * arch.kv_layers * size
 
 
-def compute_kv_bytes_per_token(arch: Arch, kv_dtype: str | None = "auto") -> int:
-    """Bytes of KV that a whole copy of the model keeps for one token, before TP."""
-    return arch.kv_values_per_token_per_layer * arch.kv_layers * kv_bytes_per_value(kv_dtype)
-
-
-def compute_kv_bytes_on_gpu(arch: Arch, tp: int, dp: int = 1, kv_dtype: str | None = "auto") -> int:
+def compute_kv_bytes_on_gpu(
+    arch: Arch, tp: int, dp: int = 1, kv_dtype: str | None = "auto", value_bytes: int = 2
+) -> int:
     """Bytes of KV that one engine GPU keeps for a token of its own rank.
 
     Formula: GQA / min(TP / d, KV heads) with DP attention d; MLA whole on each rank.
     """
-    whole = compute_kv_bytes_per_token(arch, kv_dtype)
+    whole = compute_kv_bytes_per_token(arch, kv_dtype, value_bytes)
     if arch.is_mla:
         return whole
     return -(-whole // min(max(1, tp // dp), max(1, arch.kv_heads)))
@@ -96,13 +95,16 @@ def compute_state_bytes(arch: Arch, ssm_dtype: str, tp: int = 1) -> int:
     return -(-arch.linear_layers * (state + conv) // tp)
 
 
-def compute_engine_weight_bytes(arch: Arch, recipe: Recipe, precision: str | None) -> tuple[int, str]:
+def compute_engine_weight_bytes(
+    arch: Arch, recipe: Recipe, precision: str | None, backend: Backend = MEGATRON
+) -> tuple[int, str]:
     """Bytes of the weights on one engine GPU, and the formula."""
-    params = count_engine_params(arch, recipe)
+    params = count_engine_params(arch, recipe, with_norms=backend.counts_norms)
+    if (precision or "bf16") == "bf16":
+        total = params.quantised + params.kept
+        return backend.serving_value_bytes * total, f"{backend.serving_value_bytes} x {total:,} parameters"
     bits = WEIGHT_BITS[precision or "bf16"]
     size = int(-(-params.quantised * bits // 8)) + 2 * params.kept
-    if bits == 16:
-        return size, f"2 x {params.quantised + params.kept:,} parameters"
     return size, f"{bits / 8:.5g} x {params.quantised:,} + 2 x {params.kept:,} kept in BF16"
 
 
@@ -115,7 +117,12 @@ def _count_draft_params(arch: Arch, recipe: Recipe) -> int:
 
 
 def compute_serving_memory(
-    experiment: Experiment, model: Model, recipe: Recipe, gpu: Gpu, sequence_tokens: int
+    experiment: Experiment,
+    model: Model,
+    recipe: Recipe,
+    gpu: Gpu,
+    sequence_tokens: int,
+    backend: Backend = MEGATRON,
 ) -> ServingMemory:
     """Account for one engine GPU.
 
@@ -123,9 +130,9 @@ def compute_serving_memory(
     """
     arch = model.arch
     tp, dp = recipe.engine_gpus, max(1, recipe.engine_dp)
-    weights, formula = compute_engine_weight_bytes(arch, recipe, experiment.precision)
+    weights, formula = compute_engine_weight_bytes(arch, recipe, experiment.precision, backend)
     items = [("weights", weights, formula)]
-    per_token = compute_kv_bytes_on_gpu(arch, tp, dp, experiment.kv_dtype)
+    per_token = compute_kv_bytes_on_gpu(arch, tp, dp, experiment.kv_dtype, backend.serving_value_bytes)
     draft = 0
     if experiment.eagle == "builtin" and model.has_mtp:
         params = _count_draft_params(arch, recipe)
