@@ -23,6 +23,7 @@ from hotloop.loop.controller import Controller, LoopSettings, Parts
 from hotloop.loop.dataset import Dataset, make_source
 from hotloop.loop.evaluate import Evaluator
 from hotloop.loop.progress import Progress
+from hotloop.loop.publishing import RunPublisher
 from hotloop.loop.queue import InMemoryQueue
 from hotloop.loop.run_folder import RunFolder
 from hotloop.loop.sampling import Sampler, find_longest_prompt
@@ -246,5 +247,9 @@ def assemble(
     if experiment.eval_mode == "inline":
         evaluator = Evaluator(sampler, verifier, dataset.held_out, experiment.eval_samples)
     sync = InMemorySync(trainer, sampler.engine)
-    parts = Parts(collector, trainer, sampler.engine, sync, evaluator, progress)
+    publisher = None
+    if experiment.laptop.publish:
+        full_every = experiment.laptop.publish_full_every
+        publisher = RunPublisher(experiment.laptop.publish, policy_dir, full_every=full_every)
+    parts = Parts(collector, trainer, sampler.engine, sync, evaluator, progress, publisher)
     return Controller(make_loop_settings(experiment), parts, folder, state=state, began=began)

@@ -34,10 +34,11 @@ from hotloop.loop.checkpoint import LoopState, save_checkpoint
 from hotloop.loop.collecting import Collected, Collector
 from hotloop.loop.evaluate import Evaluator
 from hotloop.loop.progress import Progress
+from hotloop.loop.publishing import RunPublisher
 from hotloop.loop.rollout_file import write_rollouts
 from hotloop.loop.run_folder import RunFolder, write_json
 from hotloop.loop.stop import Stopped, StopSignal
-from hotloop.loop.weight_sync import WeightSync, make_identity
+from hotloop.loop.weight_sync import PublishingSync, Pushed, WeightSync, make_identity
 from hotloop.telemetry.events import EventLog
 from hotloop.telemetry.jsonl import JsonLines
 from hotloop.telemetry.metrics import read_metrics
@@ -68,8 +69,8 @@ class Parts:
     evaluator: Evaluator | None
     """None: the run is not evaluated."""
     progress: Progress
-    publishes: bool = False
-    """`sync` also publishes snapshots."""
+    publisher: RunPublisher | None = None
+    """Set when the run publishes its versions into a bucket, after they are in the engine."""
 
 
 class Controller:
@@ -91,6 +92,11 @@ class Controller:
         self._began = began
         self._wall_before_s = state.wall_s if state else 0.0
         self._version = state.policy_version if state else 0
+        self._sync = parts.sync
+        if parts.publisher is not None:
+            self._sync = PublishingSync(parts.sync, parts.trainer, parts.publisher.publish, self._note_published)
+            if state is not None:
+                self._version = parts.publisher.next_version(state.policy_version)
         self._before: dict[str, float] = dict(state.evaluation_before) if state else {}
         self._after: dict[str, float] = {}
         self.stop = StopSignal()
@@ -183,7 +189,7 @@ class Controller:
             next_group_id=collector.next_group_id,
             evaluation_before=self._before,
             record=record,
-            published_identity=make_identity(self._version) if self._parts.publishes else "",
+            published_identity=make_identity(self._version) if self._parts.publisher else "",
             sampled_tokens=(before.sampled_tokens if before else 0) + collected.num_tokens,
             sampling_s=(before.sampling_s if before else 0.0) + collected.generate_s,
             trained_tokens=(before.trained_tokens if before else 0) + trained_tokens,
@@ -192,7 +198,7 @@ class Controller:
 
     async def _push(self, record: dict[str, Any]) -> None:
         began = time.perf_counter()
-        record.update(await self._parts.sync.push(self._version))
+        record.update(await self._sync.push(self._version))
         record["perf/update_weights_time"] = time.perf_counter() - began
 
     async def _evaluate(self, round_: int) -> dict[str, float]:
@@ -230,6 +236,15 @@ class Controller:
         path = save_checkpoint(self._folder, state, self._parts.trainer, keep=self._settings.keep_checkpoints)
         self._events.record("saved", round=state.round, path=path.name)
         self._parts.progress.saved(state.round, path)
+
+    def _note_published(self, policy_version: int, pushed: Pushed) -> None:
+        self._events.record(
+            "published",
+            policy_version=policy_version,
+            identity=pushed.identity,
+            kind=pushed.kind,
+            stored_bytes=pushed.stored_bytes,
+        )
 
     def _wall_s(self) -> float:
         return self._wall_before_s + time.perf_counter() - self._began

@@ -53,26 +53,41 @@ class InMemorySync:
         return {}
 
 
-Publish = Callable[[Mapping[str, Any], str, int, bool], Any]
-"""Publishes (tensors, identity, policy version, as an anchor) and returns what `Publisher.publish` returns."""
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """One published version."""
+
+    identity: str
+    kind: str
+    """`anchor` or `delta`."""
+    stored_bytes: int
+    """Bytes in the bucket."""
+    changed_frac: float
+    """Share of bytes that differ from the version before."""
+
+
+Publish = Callable[[Mapping[str, Any], str, int, bool], Pushed]
+"""Publishes (tensors, identity, policy version, as an anchor)."""
 
 
 @dataclass(slots=True)
 class PublishingSync:
-    """Another sync, and the same weights into a bucket: an anchor first, then deltas."""
+    """Another sync, and then the same weights into a bucket: an anchor first, then deltas."""
 
     inner: WeightSync
     trainer: Trainer
     publish: Publish
+    on_published: Callable[[int, Pushed], None]
     needs_anchor: bool = True
 
     async def push(self, policy_version: int) -> Mapping[str, float]:
         numbers = dict(await self.inner.push(policy_version))
-        identity = make_identity(policy_version)
-        published = await asyncio.to_thread(
-            self.publish, self.trainer.weights(), identity, policy_version, self.needs_anchor
+        # Trainer and engine wait meanwhile, so the weights do not change under the publisher's thread.
+        pushed = await asyncio.to_thread(
+            self.publish, self.trainer.weights(), make_identity(policy_version), policy_version, self.needs_anchor
         )
         self.needs_anchor = False
-        numbers["perf/update_weights_density"] = published.changed_frac
-        numbers["perf/update_weights_wire_bytes"] = published.stored_bytes
+        self.on_published(policy_version, pushed)
+        numbers["perf/update_weights_density"] = pushed.changed_frac
+        numbers["perf/update_weights_wire_bytes"] = pushed.stored_bytes
         return numbers
