@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -105,11 +106,14 @@ def new_directory(out: Path, inputs: Sequence[Path]) -> Iterator[Path]:
     if any(out.resolve() == path.resolve() for path in inputs):
         raise InputError("output_exists", "the output is one of the inputs", where=str(out), do="Name a new one.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in out.parent.glob(f".{_escape_glob(out.name)}.partial-*"):
-        shutil.rmtree(left_over)
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    partial.mkdir()
+    prefix = f".{out.name}.partial-"
+    for left_over in out.parent.iterdir():
+        owner = left_over.name.removeprefix(prefix).partition("-")[0]
+        if left_over.name.startswith(prefix) and owner.isdecimal() and not _is_running(int(owner)):
+            shutil.rmtree(left_over)
+    partial = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=out.parent))
     try:
+        partial.chmod(0o755)  # mkdtemp makes it private; a checkpoint is as readable as any other output
         yield partial
         os.replace(partial, out)
     except BaseException:
@@ -117,8 +121,17 @@ def new_directory(out: Path, inputs: Sequence[Path]) -> Iterator[Path]:
         raise
 
 
-def _escape_glob(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+def _is_running(pid: int) -> bool:
+    """Whether a process with this number may be alive. Only POSIX systems can tell without touching it."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's process
+    return True
 
 
 def copy_others(source: Path, target: Path, *, only: set[str] | None = None) -> None:
@@ -130,6 +143,11 @@ def copy_others(source: Path, target: Path, *, only: set[str] | None = None) -> 
 
 
 def check_weight_map(weight_map: Mapping[str, Any], delta: Mapping[str, Shard]) -> None:
+    """Check that an index names exactly the tensors that the shards hold, and only files beside it.
+
+    Raises:
+        SnapshotError: `invalid_index`, `missing_object`, `tensor_set_mismatch`.
+    """
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(SHARD_SUFFIX):
             raise SnapshotError(

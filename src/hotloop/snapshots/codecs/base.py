@@ -180,8 +180,8 @@ class TensorChange:
     nbytes: int
     """Bytes of the whole tensor."""
     ranges: npt.NDArray[np.int64]
-    """[R, 2] begin and end of each changed range, bytes from the tensor's start; rising, not touching, never empty.
-    A range may hold a few bytes that did not change."""
+    """[R, 2] begin and end of each changed range, bytes from the tensor's start; rising, never overlapping or empty.
+    Ranges may touch, and may hold a few bytes that did not change."""
     data: memoryview
     """The new bytes of all ranges, one after the other."""
     checksum: str
@@ -227,11 +227,13 @@ def _scatter(whole: npt.NDArray[np.uint8], ranges: npt.NDArray[np.int64], new: n
     if len(ranges) == 1:
         whole[ranges[0, 0] : ranges[0, 1]] = new
         return
-    if not (ranges % WORD_BYTES).any():
-        words = whole[: whole.nbytes // WORD_BYTES * WORD_BYTES].view(np.uint64)
-        words[_expand(ranges // WORD_BYTES)] = new.view(np.uint64)
+    if (ranges % WORD_BYTES).any():
+        whole[_expand(ranges)] = new
         return
-    whole[_expand(ranges)] = new
+    words = whole[: whole.nbytes // WORD_BYTES * WORD_BYTES].view(np.uint64)
+    indexes = ranges // WORD_BYTES
+    are_single = len(ranges) * WORD_BYTES == new.nbytes
+    words[indexes[:, 0] if are_single else _expand(indexes)] = new.view(np.uint64)
 
 
 def _expand(ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

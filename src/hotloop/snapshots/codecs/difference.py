@@ -33,9 +33,8 @@ PIECE_BYTES = 512 << 10
 """Small enough for the caches, large enough that threads seldom wait for the interpreter lock: with 128 KiB two threads
 were no faster than one, with 2 MiB each was slower."""
 _ZEROS = bytes(PIECE_BYTES)
-# A run of changed words costs 16 bytes for its ends, so above this share one run over the whole piece is smaller.
+# A changed word costs 16 bytes for its range and 8 for itself, so above this share one range over all is smaller.
 _DENSE_SHARE = 1 / 3
-_FLUSH_WORDS = 16 << 10
 _LINE_BYTES = 64
 """Buffers are padded to this, so that eight word flags can be looked at as one."""
 
@@ -131,8 +130,6 @@ class ChangeCollector:
     def __init__(self, nbytes: int, scratch: Path | None = None) -> None:
         self._nbytes = nbytes
         self._ranges, self._data = Spool(scratch), Spool(scratch)
-        self._waiting: list[npt.NDArray[np.int64]] = []
-        self._num_waiting = 0
 
     def add(self, position: int, indexes: npt.NDArray[np.int64], new: Bytes) -> None:
         """Take a piece.
@@ -143,40 +140,25 @@ class ChangeCollector:
             new: the new bytes, padded to whole words.
         """
         words = new.view(np.uint64)
-        first = position // WORD_BYTES
         if indexes.size > words.size * _DENSE_SHARE:
-            self._flush()
-            begin, end = int(indexes[0]), int(indexes[-1]) + 1
-            self._add_ranges(np.array([[first + begin, first + end]], np.int64))
-            self._data.append(words[begin:end].tobytes())
-            return
-        self._data.append(words[indexes].data.cast("B"))
-        self._waiting.append(indexes + first)
-        self._num_waiting += indexes.size
-        if self._num_waiting >= _FLUSH_WORDS:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Turn the waiting word positions into ranges; in batches that stay in cache, as each step is one pass."""
-        if not self._waiting:
-            return
-        positions = np.concatenate(self._waiting)
-        starts = np.flatnonzero(positions[1:] - positions[:-1] != 1) + 1
-        ranges = np.empty((starts.size + 1, 2), np.int64)
-        ranges[0, 0], ranges[1:, 0] = positions[0], positions[starts]
-        ranges[:-1, 1], ranges[-1, 1] = positions[starts - 1], positions[-1]
-        ranges[:, 1] += 1
-        self._add_ranges(ranges)
-        self._waiting, self._num_waiting = [], 0
-
-    def _add_ranges(self, words: npt.NDArray[np.int64]) -> None:
-        words *= WORD_BYTES
-        words[-1, 1] = min(int(words[-1, 1]), self._nbytes)
-        self._ranges.append(words.data.cast("B"))
+            first, end = int(indexes[0]), int(indexes[-1]) + 1
+            ranges = np.array([[first, end]], np.int64)
+            ranges *= WORD_BYTES
+            ranges += position
+            data = words[first:end].copy()
+        else:
+            # One range for each word: joining neighbours takes longer than it saves where few words changed.
+            ranges = np.empty((indexes.size, 2), np.int64)
+            np.multiply(indexes, WORD_BYTES, out=ranges[:, 0])
+            ranges[:, 0] += position
+            np.add(ranges[:, 0], WORD_BYTES, out=ranges[:, 1])
+            data = words[indexes]
+        ranges[-1, 1] = min(int(ranges[-1, 1]), self._nbytes)
+        self._ranges.append(ranges.data.cast("B"))
+        self._data.append(data.data.cast("B"))
 
     def finish(self) -> tuple[npt.NDArray[np.int64], memoryview]:
         """Return ranges [R, 2] and their new bytes."""
-        self._flush()
         ranges = np.frombuffer(self._ranges.view(), dtype=np.int64).reshape(-1, 2)
         # The last word of a tensor may be padded; its range is cut at the tensor's end, so its data is, too.
         padding = -self._nbytes % WORD_BYTES if len(ranges) and int(ranges[-1, 1]) == self._nbytes else 0

@@ -28,10 +28,10 @@ class Spool:
             scratch: directory for the scratch file; None means the system's.
             limit: bytes kept in memory before the file is used.
         """
+        self._file: IO[bytes] | None = None
         self._scratch = scratch
         self._limit = limit
         self._parts: list[bytes | memoryview] = []
-        self._file: IO[bytes] | None = None
         self.nbytes = 0
 
     def append(self, data: bytes | memoryview) -> None:
@@ -64,13 +64,21 @@ class Spool:
         self._parts.clear()
 
     def view(self) -> memoryview:
-        """Return all bytes as one read-only buffer. Nothing can be appended to the view."""
+        """Return all bytes as one read-only buffer. Nothing can be appended afterwards."""
         if self._file is None:
             joined = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts = [joined]
             return memoryview(joined).cast("B").toreadonly()
-        self._spill()
-        return memoryview(mmap.mmap(self._file.fileno(), self.nbytes, access=mmap.ACCESS_READ))
+        if self._parts:
+            self._spill()
+        mapped = mmap.mmap(self._file.fileno(), self.nbytes, access=mmap.ACCESS_READ)
+        self._file.close()
+        return memoryview(mapped)
+
+    def __del__(self) -> None:
+        # A spool is dropped unfinished when its tensor turns out broken.
+        if self._file is not None:
+            self._file.close()
 
 
 def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:

@@ -1,0 +1,202 @@
+"""Deltas on plain directories: what comes out, and that nothing half-made ever stands under its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotloop.errors import InputError, SnapshotError
+from hotloop.snapshots.codecs.base import ARC_V2_FORMATS, SLIME_FORMATS, DeltaFormats
+from hotloop.snapshots.inspection import inspect_directory
+from hotloop.snapshots.offline import apply_directory, encode_directory
+from hotloop.snapshots.shard import ShardWriter, open_shard
+
+FIXTURES = Path(__file__).parents[2] / "data" / "arc_v2"
+BASE, DELTA, FULL = FIXTURES / "step000001", FIXTURES / "step000002", FIXTURES / "step000002_full"
+FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["step000002", "step000002_cwtrain_xor_zstd"])
+def test_both_recorded_forms_lead_to_the_recorded_checkpoint(name: str, tmp_path: Path) -> None:
+    report = apply_directory(BASE, FIXTURES / name, tmp_path / "out")
+    assert read_all(tmp_path / "out") == read_all(FULL)
+    assert (report.tensors, report.changed_tensors, report.full_bytes) == (15, 13, 308_717)
+
+
+@pytest.mark.parametrize("formats", [ARC_V2_FORMATS, SLIME_FORMATS, DeltaFormats("zstd", "adler32", "overwrite")])
+def test_what_is_encoded_is_applied(formats: DeltaFormats, tmp_path: Path) -> None:
+    encoded = encode_directory(BASE, FULL, tmp_path / "delta", formats=formats)
+    assert encoded.full_bytes == 308_717
+    assert encoded.changed_bytes == inspect_directory(tmp_path / "delta").changed_bytes
+    assert encoded.stored_bytes == sum(path.stat().st_size for path in (tmp_path / "delta").glob("*.safetensors"))
+    apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
+    assert read_all(tmp_path / "out") == read_all(FULL)
+
+
+def test_an_arc_v2_delta_carries_index_and_config_but_no_other_file(tmp_path: Path) -> None:
+    shutil.copytree(FULL, tmp_path / "new")
+    (tmp_path / "new" / "notes.txt").write_text("x")
+    encode_directory(BASE, tmp_path / "new", tmp_path / "delta")
+    assert sorted(read_all(tmp_path / "delta")) == ["config.json", *FILES, "model.safetensors.index.json"]
+
+
+def test_the_new_checkpoint_may_be_sharded_otherwise(tmp_path: Path) -> None:
+    shards = [open_shard(FULL / file) for file in FILES]
+    (tmp_path / "new").mkdir()
+    entries = {name: (entry.dtype, entry.shape) for shard in shards for name, entry in shard.tensors.items()}
+    with ShardWriter(tmp_path / "new" / "model.safetensors", entries) as writer:
+        for shard in shards:
+            for name in shard.tensors:
+                writer.begin(name)
+                writer.write(shard.read(name))
+                writer.end()
+        writer.finish()
+    encode_directory(BASE, tmp_path / "new", tmp_path / "delta")
+    apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
+    for file in FILES:
+        assert (tmp_path / "out" / file).read_bytes() == (FULL / file).read_bytes()
+
+
+@pytest.mark.parametrize("formats", [ARC_V2_FORMATS, SLIME_FORMATS])
+def test_an_empty_delta_gives_the_base_back(formats: DeltaFormats, tmp_path: Path) -> None:
+    encoded = encode_directory(BASE, BASE, tmp_path / "delta", formats=formats)
+    assert encoded.changed_bytes == 0
+    report = apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
+    assert report.written_bytes == 0
+    assert read_all(tmp_path / "out") == read_all(BASE)
+    assert inspect_directory(tmp_path / "delta").changed_tensors == 0
+
+
+@pytest.mark.parametrize("bad", sorted(path.stem for path in (FIXTURES / "bad").iterdir()))
+def test_a_broken_delta_leaves_no_output_and_the_base_untouched(bad: str, tmp_path: Path) -> None:
+    shutil.copytree(BASE, tmp_path / "base")
+    shutil.copytree(DELTA, tmp_path / "delta")
+    shutil.copy(FIXTURES / "bad" / f"{bad}.safetensors", tmp_path / "delta" / FILES[0])
+    with pytest.raises(SnapshotError):
+        apply_directory(tmp_path / "base", tmp_path / "delta", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "delta"]
+    assert read_all(tmp_path / "base") == read_all(BASE)
+
+
+def test_an_existing_output_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    with pytest.raises(InputError) as caught:
+        apply_directory(BASE, DELTA, tmp_path / "out")
+    assert caught.value.code == "output_exists"
+    assert read_all(tmp_path / "out") == {"mine": b"x"}
+
+
+def test_an_input_cannot_be_the_output(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((InputError, SnapshotError)):
+        apply_directory(tmp_path / "empty", DELTA, tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("../secret.safetensors", "invalid_index"),
+        ("weights.bin", "invalid_index"),
+        ("absent.safetensors", "missing_object"),
+    ],
+)
+def test_an_index_can_only_name_files_beside_it(file: str, code: str, tmp_path: Path) -> None:
+    shutil.copytree(DELTA, tmp_path / "delta")
+    path = tmp_path / "delta" / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["lm_head.weight"] = file
+    path.write_text(json.dumps(index))
+    with pytest.raises(SnapshotError) as caught:
+        apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '"x"'])
+def test_an_index_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+    shutil.copytree(DELTA, tmp_path / "delta")
+    (tmp_path / "delta" / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(SnapshotError) as caught:
+        apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
+    assert caught.value.code == "invalid_index"
+
+
+def test_a_delta_without_one_of_the_base_s_files_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(DELTA, tmp_path / "delta")
+    (tmp_path / "delta" / "model.safetensors.index.json").unlink()
+    (tmp_path / "delta" / FILES[1]).unlink()
+    with pytest.raises(SnapshotError) as caught:
+        apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
+    assert caught.value.code == "tensor_set_mismatch"
+    assert caught.value.details["missing"] == [FILES[1]]
+
+
+def test_the_manifest_says_how_a_delta_is_stored(tmp_path: Path) -> None:
+    shutil.copytree(DELTA, tmp_path / "delta")
+    formats = {"compression_format": "arc_v3", "checksum_format": "alder32", "delta_encoding": "xor"}
+    (tmp_path / "delta" / "snapshot.json").write_text(json.dumps({"kind": "delta", "formats": formats}))
+    with pytest.raises(SnapshotError) as caught:
+        apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
+    assert caught.value.code == "unsupported_format"
+
+
+def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError) as caught:
+        encode_directory(tmp_path, FULL, tmp_path / "out")
+    assert caught.value.code == "missing_object"
+    with pytest.raises(InputError) as missing:
+        encode_directory(tmp_path / "absent", FULL, tmp_path / "out")
+    assert missing.value.code == "not_a_directory"
+
+
+def test_inspection_says_what_a_directory_is() -> None:
+    full = inspect_directory(FULL)
+    assert (full.kind, full.tensors, full.full_bytes, full.changed_tensors) == ("full", 15, 308_717, None)
+    assert full.dtypes["BF16"] == 5
+    delta = inspect_directory(DELTA)
+    assert (delta.kind, delta.formats, delta.changed_tensors) == ("delta", ARC_V2_FORMATS, 13)
+    assert delta.full_bytes == 308_717
+    assert inspect_directory(FIXTURES / "step000002_cwtrain_xor_zstd").changed_bytes == delta.changed_bytes
+
+
+_KILLED = """
+import sys, time
+from pathlib import Path
+from hotloop.snapshots import offline
+original = offline._WritableCopies.write
+def stop(self, change, offset):
+    original(self, change, offset)
+    print("written", flush=True)
+    time.sleep(600)
+offline._WritableCopies.write = stop
+offline.apply_directory(*(Path(name) for name in sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs kill -9")
+def test_a_kill_while_writing_leaves_no_output_and_the_next_call_clears_up(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    child = subprocess.Popen(
+        [sys.executable, "-c", _KILLED, str(BASE), str(DELTA), str(out)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "written\n"
+    assert not out.exists()
+    assert [path.name.startswith(".out.partial-") for path in tmp_path.iterdir()] == [True]
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    apply_directory(BASE, DELTA, out)
+    assert read_all(out) == read_all(FULL)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
