@@ -118,6 +118,17 @@ def test_damaged_bytes_are_never_returned(proxy: FaultProxy, name: str) -> None:
     assert caught.value.code == "object_corrupt"
 
 
+@pytest.mark.parametrize("num_bytes", [0, 3, 5])
+def test_an_object_of_another_size_is_corrupt_at_once(proxy: FaultProxy, name: str, num_bytes: int) -> None:
+    bucket = open_through(proxy, f"{name}{num_bytes}")
+    file = put_file(bucket, b"good")
+    bucket.put("step1/data", b"x" * num_bytes)
+    slept: list[float] = []
+    with pytest.raises(SnapshotError) as caught:
+        fetch(bucket, file, make_policy(slept))
+    assert (caught.value.code, slept) == ("object_corrupt", [])
+
+
 def test_a_publish_through_a_faulty_store_ends_with_equal_bytes(proxy: FaultProxy, name: str) -> None:
     bucket = open_through(proxy, name)
     rng = np.random.default_rng(2)

@@ -54,7 +54,7 @@ def download(
                 on_bytes(len(piece))
                 if position > file.size:
                     raise _corrupt(bucket, file, f"is longer than the {file.size} bytes it should have")
-            if position == before:
+            if position < file.size and bucket.head(file.key).size != file.size:
                 break
         except SnapshotError as error:
             if position > before:
@@ -62,7 +62,7 @@ def download(
             attempts.wait_or_raise(error)
             continue
         if position < file.size:
-            # A body that ends early without a fault: the store's object is short, or the connection was cut cleanly.
+            # A body that ends early without a fault, although the object is whole: the connection was cut cleanly.
             attempts.wait_or_raise(_short(bucket, file, position))
     if position != file.size:
         raise _corrupt(bucket, file, f"has {position} bytes, {file.size} were expected")
