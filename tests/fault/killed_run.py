@@ -1,6 +1,6 @@
 """A child process that runs an experiment and can be made to die at an exact moment inside a save.
 
-Usage: killed_run.py DIE_AT ARGUMENTS...   DIE_AT is `never`, or `POINT:N` to die when that point is reached the N-th time.
+Usage: killed_run.py DIE_AT ARGUMENTS...   DIE_AT: `never`, or `POINT:N` to die the N-th time that point is reached.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from hotloop.loop.controller import Controller, LoopSettings, Parts
 from hotloop.loop.dataset import Dataset, make_source
 from hotloop.loop.evaluate import Evaluator
 from hotloop.loop.progress import Progress
-from hotloop.loop.publishing import RunPublisher
 from hotloop.loop.queue import InMemoryQueue
 from hotloop.loop.run_folder import RunFolder
 from hotloop.loop.sampling import Sampler, find_longest_prompt
@@ -249,6 +248,8 @@ def assemble(
     sync = InMemorySync(trainer, sampler.engine)
     publisher = None
     if experiment.laptop.publish:
+        from hotloop.loop.publishing import RunPublisher  # brings the bucket's client, which most runs do not need
+
         full_every = experiment.laptop.publish_full_every
         publisher = RunPublisher(experiment.laptop.publish, policy_dir, full_every=full_every)
     parts = Parts(collector, trainer, sampler.engine, sync, evaluator, progress, publisher)

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop.engines.base import Engine
 from hotloop.errors import HotloopError
@@ -34,7 +34,6 @@ from hotloop.loop.checkpoint import LoopState, save_checkpoint
 from hotloop.loop.collecting import Collected, Collector
 from hotloop.loop.evaluate import Evaluator
 from hotloop.loop.progress import Progress
-from hotloop.loop.publishing import RunPublisher
 from hotloop.loop.rollout_file import write_rollouts
 from hotloop.loop.run_folder import RunFolder, write_json
 from hotloop.loop.stop import Stopped, StopSignal
@@ -43,6 +42,9 @@ from hotloop.telemetry.events import EventLog
 from hotloop.telemetry.jsonl import JsonLines
 from hotloop.telemetry.metrics import read_metrics
 from hotloop.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from hotloop.loop.publishing import RunPublisher
 
 
 @dataclass(frozen=True, slots=True)
