@@ -13,6 +13,7 @@ sanity.py looks for that.
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 from typing import Any
 
 from hotloop.errors import MissingExtra
@@ -22,6 +23,10 @@ from hotloop.verifiers.exact import require_label
 
 PARSE_TIMEOUT_S = 5
 """math-verify interrupts itself by a signal, which only the main thread can receive; elsewhere there is no limit."""
+
+
+CACHED_PAIRS = 4096
+"""Answers and labels remembered: a comparison takes milliseconds, and the answers of a group repeat."""
 
 
 class MathVerifier:
@@ -81,6 +86,7 @@ class _Equality:
         except ImportError as error:
             raise MissingExtra("the math reward", "math-verify", "torch") from error
         self._parse, self._verify = parse, verify
+        self._compare = lru_cache(maxsize=CACHED_PAIRS)(self._compare_once)
 
     def score(self, answer: str, label: str) -> Score:
         """Score 1 if equal."""
@@ -89,6 +95,9 @@ class _Equality:
         boxed_answer = extract_boxed(answer)
         if boxed_answer is not None and boxed_answer == wanted:
             return Score(1.0, "equal")
+        return self._compare(answer, wanted)
+
+    def _compare_once(self, answer: str, wanted: str) -> Score:
         timeout = PARSE_TIMEOUT_S if threading.current_thread() is threading.main_thread() else None
         limits: dict[str, Any] = {"parsing_timeout": timeout}
         gold = self._parse(wanted if "$" in wanted else f"${wanted}$", **limits)

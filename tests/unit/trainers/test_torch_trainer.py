@@ -322,3 +322,16 @@ def test_clipping_scales_the_gradient_to_the_limit(make_trainer: Any) -> None:
     norms = [trainer.train_round(make_batch(zero_groups=0))["train/grad_norm"] for trainer in (free, clipped)]
     assert norms[0] == norms[1] > 0.01
     assert float(clipped._optimizer.gradient.norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs one CUDA GPU")
+def test_a_gpu_gives_the_gradient_of_the_cpu(make_trainer: Any) -> None:
+    batch = make_batch()
+    gradients = []
+    for device in ("cpu", "cuda"):
+        trainer = make_trainer(device=device, correction="tis", steps_per_round=2)
+        trainer.train_round(batch)
+        gradients.append(trainer._optimizer.gradient.cpu())
+    on_cpu, on_gpu = gradients
+    assert float((on_gpu - on_cpu).norm() / on_cpu.norm()) < 1e-3

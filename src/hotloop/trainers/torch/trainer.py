@@ -99,10 +99,11 @@ class TorchTrainer:
         try:
             for index, step in enumerate(steps):
                 per_step.append(self._take_step(step, old[index]))
-        except RunError as error:
+        except BaseException as error:  # an interrupt too must not leave half a round behind
             if memory is not None:
                 self._optimizer.undo(memory)
-            error.details["round"] = batch.round
+            if isinstance(error, RunError):
+                error.details["round"] = batch.round
             raise
         metrics = {
             name: _mean([values[name] for values in per_step if name in values])
