@@ -44,7 +44,7 @@ def download(
     attempts = retry.start()
     digest = hashlib.sha256()
     position = 0
-    while position < file.size or position == 0:
+    while True:
         before = position
         try:
             for piece in bucket.read(file.key, start=position):
@@ -61,11 +61,14 @@ def download(
                 attempts.made_progress()
             attempts.wait_or_raise(error)
             continue
-        if position < file.size:
-            # A body that ends early without a fault, although the object is whole: the connection was cut cleanly.
-            attempts.wait_or_raise(_short(bucket, file, position))
+        if position >= file.size:
+            break
+        # A body that ended early without a fault, although the object is whole: the connection was cut cleanly.
+        attempts.wait_or_raise(_short(bucket, file, position))
     if position != file.size:
         raise _corrupt(bucket, file, f"has {position} bytes, {file.size} were expected")
+    if file.sha256 is None and file.etag and bucket.head(file.key).etag != file.etag:
+        raise _corrupt(bucket, file, "was replaced while it was read")
     found = digest.hexdigest()
     if file.sha256 is not None and found != file.sha256:
         raise _corrupt(bucket, file, "has another SHA-256 than its manifest says")
