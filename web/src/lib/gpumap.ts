@@ -35,6 +35,8 @@ export interface Row {
   first: number;
   last: number;
   role: string;
+  /** The row goes on with the group of the row above. */
+  isContinued: boolean;
   nodes: { x: number; y: number; node: number }[];
 }
 
@@ -69,7 +71,7 @@ function placePool(layout: Layout, kind: 'train' | 'serve', members: number[]): 
     const isWholeGroup = (layout.gpus_per_node * 4) / Math.max(1, kind === 'train' ? layout.train_gpus / layout.pp : layout.engine_gpus) <= 1;
     if (!row || row.nodes.length === NODES_PER_ROW || row.role !== role || (isWholeGroup && first !== row.last)) {
       if (row) y += NODE_HEIGHT + ROW_GAP;
-      row = { y, first, last, role, nodes: [] };
+      row = { y, first, last, role, isContinued: row !== undefined && row.last === first && row.role === role, nodes: [] };
       rows.push(row);
     }
     row.last = last;

@@ -1,6 +1,6 @@
 /**
- * The fragment of a share link: base64url of UTF-8 JSON without padding. Which fields may be in it is decided by the
- * server (experiment/share.py); this file only writes and reads the text. tests/vectors/link.json holds both sides to it.
+ * The fragment of a share link: base64url of UTF-8 JSON without padding. The server writes it and decides what may be in it
+ * (experiment/share.py); this file finds it and refuses a broken one. tests/vectors/link.json holds both sides to it.
  */
 
 export const MAX_LINK_LENGTH = 8192;
@@ -17,14 +17,9 @@ export function findFragment(hash: string): ReadLink | null {
   return found ? { kind: found[1] as LinkKind, payload: found[2] ?? '' } : null;
 }
 
-export function encodePayload(value: unknown): string {
-  let bytes = '';
-  for (const byte of new TextEncoder().encode(JSON.stringify(value))) bytes += String.fromCharCode(byte);
-  return btoa(bytes).replaceAll('+', '-').replaceAll('/', '_').replace(/=+$/, '');
-}
-
 /** Read a payload back. Throws a message for the reader when it is too long or no JSON object. */
 export function decodePayload(payload: string): Record<string, unknown> {
+  if (!/^[A-Za-z0-9_-]*={0,2}$/.test(payload) && payload.length <= MAX_LINK_LENGTH) throw new Error('link_not_json');
   if (payload.length > MAX_LINK_LENGTH) throw new Error('link_too_long');
   let value: unknown;
   try {

@@ -163,7 +163,7 @@ export function followRun(runId: string, run: LiveRun, on: Handlers, everyMs = 2
 }
 
 export interface Lane {
-  lane: 'sampler' | 'trainer' | 'weights';
+  lane: 'sampler' | 'trainer' | 'weights' | 'evaluator';
   start: number;
   end: number;
 }
@@ -190,6 +190,7 @@ export function layLanes(records: Metrics[], count = 3): Lanes {
     spans.push({ lane: 'sampler', start: now, end: sampled });
     spans.push({ lane: 'trainer', start: laidOut, end: trained });
     spans.push({ lane: 'weights', start: written, end: pushed });
+    if (time('eval_time') > 0) spans.push({ lane: 'evaluator', start: pushed, end: pushed + time('eval_time') });
     now += Math.max(time('step_time'), pushed - now);
   }
   return { spans, rounds, span: now || 1 };

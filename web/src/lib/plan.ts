@@ -230,3 +230,10 @@ export function estimate(plan: Plan, name: string): Estimate | undefined {
 export function readField(experiment: Experiment, field: string): unknown {
   return field.split('.').reduce<unknown>((value, key) => (value as Record<string, unknown> | undefined)?.[key], experiment);
 }
+
+/** The total that decides the plan's verdict: the worst one, host RAM included. */
+export function decidingTotal(plan: Plan): MemoryTotal | undefined {
+  const matching = plan.memory_totals.filter((total) => total.verdict === plan.verdict && total.bytes > 0);
+  const share = (total: MemoryTotal) => total.bytes / total.capacity_bytes;
+  return matching.reduce<MemoryTotal | undefined>((most, total) => (most && share(most) >= share(total) ? most : total), undefined);
+}

@@ -56,7 +56,7 @@ export function metric(value: number): string {
   if (size >= 100) return fixed(value, 0);
   if (size >= 10) return fixed(value, 1);
   if (size >= 0.1) return fixed(value, 2);
-  if (size >= 0.001) return fixed(value, 4);
+  if (size >= 0.0001) return fixed(value, 4);
   return withMinus(value.toExponential(1));
 }
 
