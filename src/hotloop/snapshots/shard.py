@@ -155,7 +155,7 @@ def _load_json_object(header: bytes | memoryview, where: str) -> dict[str, Any]:
 
     try:
         parsed = json.loads(bytes(header).decode("utf-8"), object_pairs_hook=refuse_duplicates)
-        for name in parsed:
+        for name in parsed if isinstance(parsed, dict) else ():
             name.encode("utf-8")  # an escaped lone surrogate is JSON, but no name
     except (ValueError, RecursionError) as error:
         _refuse(where, f"the header is not JSON: {error}")

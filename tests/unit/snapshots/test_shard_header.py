@@ -76,6 +76,8 @@ BROKEN = {
     "metadata_not_text": ({"__metadata__": {"a": 1}, "a": entry("U8", [3], 0, 3)}, b"abc"),
     "metadata_a_list": ({"__metadata__": [], "a": entry("U8", [3], 0, 3)}, b"abc"),
     "a_list": ([], b""),
+    "a_number": (b"10", b""),
+    "null": (b"null", b""),
     "not_json": (b"{]", b""),
     "not_utf8": (b'{"\xff": 1}', b""),
     "lone_surrogate": (b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', b""),
