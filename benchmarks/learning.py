@@ -1,9 +1,10 @@
-"""Does the default run learn, seed after seed? Prints start, end and time of each, and exits 1 if a seed misses a target.
+"""Does the default run learn, seed after seed? Prints start, end and time of each; exits 1 if a seed misses a target.
 
     python benchmarks/learning.py --seeds 10 [--first 0] [--policy moe] [--set KEY=VALUE ...]
 
 Each seed is one `hotloop run` in a process of its own, one after the other, with the full record kept. Targets of the
-default task: ends at greedy >= 0.98 and sampled >= 0.95, having started at sampled <= 0.55, in under 90 s on free cores.
+default task: it ends at greedy >= 0.98 and sampled >= 0.95, from a start at sampled <= 0.55, in under 90 s on free
+cores.
 Targets of the mixture of experts: sampled accuracy gains at least 0.2, in under 180 s.
 Times depend on what else the machine does; the load average of each run is printed beside them.
 """
@@ -65,10 +66,11 @@ def main() -> int:
             summary = run_seed(seed, settings, Path(folder), Path(folder) / "cache")
             missed = misses(summary, is_moe=is_moe, checks_time=not arguments.no_time)
             failed += bool(missed)
+            rate = summary["rounds"] / summary["wall_s"]
             print(
                 f"{seed:>4}   {summary['eval_greedy_before']:.3f} / {summary['eval_greedy_after']:.3f}"
                 f"        {summary['eval_sampled_before']:.3f} / {summary['eval_sampled_after']:.3f}"
-                f"       {summary['rounds']:>6} {summary['wall_s']:>8.1f} {summary['rounds'] / summary['wall_s']:>10.1f}"
+                f"       {summary['rounds']:>6} {summary['wall_s']:>8.1f} {rate:>10.1f}"
                 f"   {os.getloadavg()[0]:>4.1f}   {', '.join(missed) or '-'}",
                 flush=True,
             )
