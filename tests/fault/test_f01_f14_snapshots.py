@@ -103,7 +103,6 @@ def test_f03_a_delta_that_names_no_parent_is_of_the_served_identity(trainer: Tra
 
 
 def test_f03_a_delta_without_parent_where_nothing_is_served_is_refused(trainer: Trainer, deploy: Deploy) -> None:
-    trainer.bucket_dir.mkdir()
     shutil.copytree(FIXTURES / "step000002", trainer.bucket_dir / "step000002")
     deployment = deploy()
     answer = deployment.load("step000002", incremental_snapshot_metadata=ARC_V2)
@@ -248,7 +247,7 @@ def test_f12_an_expansion_of_another_size_fails(trainer: Trainer, deploy: Deploy
     header = json.loads(raw[8 : 8 + length])
     data = raw[8 + length :]
     names = sorted((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"][0])
-    begin, end = header[names[-1]]["data_offsets"]
+    begin, _ = header[names[-1]]["data_offsets"]
     bomb = zstandard.ZstdCompressor().compress(bytes(64 * 1024 * 1024))
     header[names[-1]] = {"dtype": "U8", "shape": [len(bomb)], "data_offsets": [begin, begin + len(bomb)]}
     text = json.dumps(header).encode()
