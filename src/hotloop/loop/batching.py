@@ -59,6 +59,7 @@ def make_sample(rollout: Rollout, advantage: float) -> Sample:
         group_id=rollout.group_id,
         oldest_policy_version=find_oldest_version(completion) or 0,
         routed_experts=completion.routed_experts,
+        support=completion.support,
     )
 
 

@@ -22,7 +22,7 @@ import zstandard
 
 from hotloop.loop.run_folder import write_bytes
 from hotloop.trainers.base import Batch
-from hotloop.types import Group, Rollout, Sample
+from hotloop.types import Group, Rollout, Sample, Support
 
 ZSTD_LEVEL = 1
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
@@ -95,6 +95,9 @@ def make_record(
         record["raw_log_probs"] = raw
     if score is not None and score.parts:
         record["reward_parts"] = dict(score.parts)
+    if completion.support is not None:
+        record["rollout_top_p_token_ids"] = completion.support.token_ids
+        record["rollout_top_p_token_offsets"] = completion.support.offsets
     if completion.routed_experts is not None:
         routes = np.ascontiguousarray(completion.routed_experts)
         record["rollout_routed_experts"] = {
@@ -131,9 +134,16 @@ def replay_batch(round_: int, records: Sequence[Mapping[str, Any]]) -> Batch:
                 group_id=int(record["group_index"]),
                 oldest_policy_version=min((span[2] for span in record["version_spans"]), default=0),
                 routed_experts=read_routes(record),
+                support=read_support(record),
             )
         )
     return Batch(round_, samples, len(samples))
+
+
+def read_support(record: Mapping[str, Any]) -> Support | None:
+    """Return the tokens that survived top-p or top-k at each place, None when nothing was removed."""
+    offsets = record.get("rollout_top_p_token_offsets")
+    return None if offsets is None else Support(list(offsets), list(record["rollout_top_p_token_ids"]))
 
 
 def read_routes(record: Mapping[str, Any]) -> Any:

@@ -110,6 +110,7 @@ class Sampler:
             n=group_size,
             seeds=[derive_seed(self.seed, purpose, group_id, index) for index in range(group_size)],
             return_routed_experts=self.returns_routed_experts,
+            return_support=params.top_p < 1 or params.top_k > 0,
         )
         failure = ""
         completions: list[Completion] = []
