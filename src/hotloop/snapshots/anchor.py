@@ -80,8 +80,6 @@ def compute_adler32(tensor: TensorBytes) -> int:
 
 
 def make_index(checkpoint: Checkpoint) -> bytes:
-    """Return the directory's own index, or generate one."""
-    if checkpoint.index:
-        return checkpoint.index
+    """Generate the index; the metadata of the directory's own index is kept."""
     weight_map = {name: tensor.file for name, tensor in checkpoint.tensors.items()}
-    return render_index(weight_map, total_size=checkpoint.nbytes)
+    return render_index(weight_map, checkpoint.index_metadata or {"total_size": checkpoint.nbytes})

@@ -62,8 +62,8 @@ class Checkpoint:
     """Small files published beside the weights: config, tokenizer. Without the index, which is generated or kept."""
     shard_paths: Mapping[str, Path] = field(default_factory=dict)
     """Files whose bytes can be uploaded as they are; empty for a checkpoint in memory."""
-    index: bytes = b""
-    """The directory's own index; empty when one has to be generated."""
+    index_metadata: Mapping[str, Any] = field(default_factory=dict)
+    """`metadata` of the directory's own index; empty when there is none."""
 
     @property
     def nbytes(self) -> int:
@@ -106,10 +106,8 @@ def open_checkpoint(directory: Path | str, *, max_shard_bytes: int | None = None
             )
         raise _unreadable(directory, "holds no .safetensors file")
     index: Index | None = None
-    index_bytes = b""
     if INDEX_NAME in files:
-        index_bytes = files[INDEX_NAME].read_bytes()
-        index = parse_index(index_bytes, where=str(directory))
+        index = parse_index(files[INDEX_NAME].read_bytes(), where=str(directory))
         missing = [name for name in index.files if name not in shard_paths]
         if missing:
             raise _unreadable(directory, f"lacks {missing[0]}, which its index names")
@@ -130,7 +128,7 @@ def open_checkpoint(directory: Path | str, *, max_shard_bytes: int | None = None
                 )
     extras = {name: path.read_bytes() for name, path in files.items() if _is_extra(name)}
     if max_shard_bytes is None:
-        return Checkpoint(tensors, extras, shard_paths, index_bytes)
+        return Checkpoint(tensors, extras, shard_paths, index.metadata if index is not None else {})
     return Checkpoint(_cut_into_shards(tensors, max_shard_bytes), extras)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from hotloop.snapshots.checkpoint import match_tied
 from hotloop.snapshots.codecs import arc_v2, xor_zstd
@@ -138,14 +137,14 @@ class DeltaBuilder:
     def _render_index(self, tensors: Mapping[str, TensorEntry]) -> bytes:
         weight_map = {name: entry.file for name, entry in tensors.items() if entry.file}
         if self.formats.is_arc_v2:
-            return render_index(weight_map, total_size=sum(entry.nbytes for entry in tensors.values()))
+            return render_index(weight_map, {"total_size": sum(entry.nbytes for entry in tensors.values())})
         index = xor_zstd.render_index(
             weight_map,
             version=f"{self.policy_version:06d}",
             base_version=_render_base_version(self.parent_identity),
             formats=self.formats,
         )
-        return orjson.dumps(index, option=orjson.OPT_INDENT_2) + b"\n"
+        return render_index(index["weight_map"], index["metadata"])
 
 
 def _render_base_version(parent: str) -> str:

@@ -1,5 +1,6 @@
 """Directories without a manifest: what they are, whose they are, and whether they are complete. Pure; no I/O.
 
+    index metadata.completed_by              not complete: one of ours whose manifest is not there
     index metadata.delta_encoding            delta of slime, Miles or cwtrain; parent from metadata.base_version
     a request names a previous snapshot      delta in the Fireworks or Baseten manner
     adapter_config.json                      refused
@@ -86,6 +87,16 @@ def describe_foreign(
         SnapshotError: `unsupported_snapshot`, `snapshot_incomplete`, `missing_object`, `missing_parent`,
             `missing_format`, `unsupported_format`, `unsupported_checksum`, `invalid_index`.
     """
+    if index is not None and index.needs_manifest:
+        raise SnapshotError(
+            "snapshot_incomplete",
+            "has no snapshot.json, which its index says completes it: its upload has not ended, or it was pruned",
+            where=f"snapshot {identity}",
+            do="Wait until its upload has ended, or publish it again.",
+            details={"identity": identity},
+            retryable=True,
+            exit_code=2,
+        )
     if index is not None and "delta_encoding" in index.metadata:
         parent, formats = _slime_parent(identity, index, exists), _slime_formats(identity, index)
         version = hints.policy_version

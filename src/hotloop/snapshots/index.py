@@ -14,9 +14,12 @@ from typing import Any
 import orjson
 
 from hotloop.errors import SnapshotError
-from hotloop.snapshots.layout import INDEX_NAME, check_file_name
+from hotloop.snapshots.layout import INDEX_NAME, MANIFEST_NAME, check_file_name
 
 MAX_INDEX_BYTES = 256 * 1024**2
+COMPLETED_BY_KEY = "completed_by"
+"""Index metadata: the object that completes the set. Without it, an upload of ours that was cut short just before its
+manifest, or a prune cut short just after it, would look like a whole checkpoint of a foreign writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class Index:
     weight_map: Mapping[str, str]
     """Tensor name -> file name."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_manifest(self) -> bool:
+        """The writer says that the set is complete only with its manifest."""
+        return self.metadata.get(COMPLETED_BY_KEY) == MANIFEST_NAME
 
     @property
     def files(self) -> list[str]:
@@ -68,7 +76,7 @@ def parse_index(data: bytes, *, where: str) -> Index:
     return Index(weight_map, metadata)
 
 
-def render_index(weight_map: Mapping[str, str], *, total_size: int, metadata: Mapping[str, Any] | None = None) -> bytes:
-    """Write an index as Hugging Face writes it: two spaces, sorted keys, `metadata.total_size` in bytes."""
-    document = {"metadata": {"total_size": total_size, **(metadata or {})}, "weight_map": dict(weight_map)}
+def render_index(weight_map: Mapping[str, str], metadata: Mapping[str, Any]) -> bytes:
+    """Write an index as Hugging Face writes it, two spaces and sorted keys, with our mark in its metadata."""
+    document = {"metadata": {**metadata, COMPLETED_BY_KEY: MANIFEST_NAME}, "weight_map": dict(weight_map)}
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
