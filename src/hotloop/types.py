@@ -154,3 +154,6 @@ class Sample:
     group_id: int
     oldest_policy_version: int
     routed_experts: Any = None
+    support: Support | None = None
+    """Tokens that survived truncation at the last `len(offsets) - 1` positions, an empty row meaning all; None: no
+    truncation. The trainer's logprobs are taken over the same tokens."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.trainers.packing import Savings, build_rows, cut_microbatches, split_steps
+from hotloop.trainers.microbatch import cut_microbatches
+from hotloop.trainers.packing import Savings, build_rows, split_steps
 from hotloop.types import Sample
 
 TOKENS = st.integers(1, 4)

@@ -22,7 +22,8 @@ from safetensors.numpy import load_file, save_file
 
 from hotloop.errors import InputError, RunError
 from hotloop.trainers.base import Batch, TrainerSettings
-from hotloop.trainers.packing import Savings, build_rows, cut_microbatches, split_steps
+from hotloop.trainers.microbatch import cut_microbatches
+from hotloop.trainers.packing import Savings, build_rows, split_steps
 from hotloop.trainers.schedule import compute_lr
 from hotloop.types import Sample
 

@@ -1,26 +1,21 @@
-"""From samples to the arrays of one forward pass, and the exact savings on the way.
+"""From samples to the rows of an optimizer step, and the exact savings on the way.
 
-Owns: the split of a round into optimizer steps, three savings that leave the gradient as it is, and the cut of a step
-into microbatches. Numpy only; every array is built once, by whole-array operations.
+Owns: the split of a round into optimizer steps, and three savings that leave the gradient as it is. Numpy only.
 
-    samples of a step --skip--> live --merge--> rows --cut--> microbatches
-                                                              |  prefix pass: each distinct prompt once
-                                                              |  branch pass: the responses, on the prompts' keys
+    samples of a step --skip--> live --merge--> rows, numbered by prompt --> microbatches (microbatch.py)
 
 Promises, each with the condition under which it holds (`choose_savings` switches a saving off where it does not):
 - skip: a sample whose advantages are all zero adds nothing to the gradient, unless a KL or entropy term also acts on
   it. Its weight in the denominators stays. A sample without unmasked tokens never adds anything.
-- merge: samples with equal ids, mask, advantages and routes have equal losses, so one row carries the sum of their
-  weights. When behaviour logprobs enter the loss (TIS, IcePop, old = behaviour) they must be equal too, to the rounding
-  of fp32 kernels (`LOGPROB_ROUNDING`); the row then carries their mean.
+- merge: samples with equal ids, mask, advantages, routes and support have equal losses, so one row carries the sum of
+  their weights. When behaviour logprobs enter the loss (TIS, IcePop, old = behaviour) they must be equal too, to the
+  rounding of fp32 kernels (`LOGPROB_ROUNDING`); the row then carries their mean.
 - share: causal attention makes a prompt's keys independent of what follows, so samples with the same prompt (and the
   same replayed routes on it) use one pass over it. It holds for every policy without dropout.
-- any cut: token weights are fixed per step before the cut, so the gradient is the sum over microbatches.
 
-Does not do: the forward pass (torch/passes.py), the loss (torch/objective.py).
+Does not do: the cut into forward passes (microbatch.py), the loss (torch/objective.py).
 
-Shapes: N rows of a step, T tokens of the longest row, G prefixes and B rows of a microbatch, P and W the widths of
-the prefix and the branch pass, R the response tokens of its longest row, C the cells (unmasked tokens) in it.
+Shapes: N rows of a step, T tokens of the longest row, L rows after merging, U rows that differ in any bit.
 """
 
 from __future__ import annotations
@@ -68,6 +63,16 @@ def uses_behaviour_logprobs(loss: LossSettings) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSupport:
+    """The recorded support of one row, as arrays."""
+
+    first: int
+    """Position of the token that row 0 of the support belongs to."""
+    offsets: Ints
+    token_ids: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class StepRows:
     """The rows of one optimizer step, padded on the right."""
 
@@ -85,39 +90,10 @@ class StepRows:
     """Weight of each unmasked token in the step's loss; merged samples add up."""
     routes: list[Any] | None
     """Per row, recorded expert ids [length - 1, layers, top_k], or None without replay."""
+    supports: list[RowSupport] | None
+    """Per row, what top-p left to draw from, or None when no sample was truncated."""
     num_samples: int
     """Samples of the step before any saving."""
-
-
-@dataclass(frozen=True, slots=True)
-class Microbatch:
-    """The arrays of one forward pass: a prefix pass, and a branch pass on its keys (absent when W is 0)."""
-
-    prefix_ids_GP: Ints
-    prefix_lengths_G: Ints
-    branch_ids_BW: Ints
-    branch_positions_BW: Ints
-    prefix_of_B: Ints
-    """The prefix that each row continues."""
-    gather_C: Ints
-    """Where the hidden state that predicts each cell lies, in prefix states then branch states, flattened."""
-    cells_C: Ints
-    """Where each cell lies in the flattened [B, R] arrays."""
-    targets_C: Ints
-    mask_BR: NDArray[np.float32]
-    advantages_BR: NDArray[np.float32]
-    behaviour_BR: NDArray[np.float32]
-    weights_BR: NDArray[np.float32]
-    """Zero where masked."""
-    prefix_routes: NDArray[np.int64] | None
-    """[G, P, layers, top_k]"""
-    branch_routes: NDArray[np.int64] | None
-    """[B, W, layers, top_k]"""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that go through the decoder, padding included."""
-        return self.prefix_ids_GP.size + self.branch_ids_BW.size
 
 
 def split_steps(samples: Sequence[Sample], num_rollouts: int, num_steps: int) -> list[tuple[list[int], float]]:
@@ -212,6 +188,7 @@ def build_rows(
         behaviour_NT=behaviour_NT[:, :width],
         weights_N=weights_N[keep],
         routes=_collect_routes(kept, lengths_N) if replay_routes else None,
+        supports=_collect_supports(kept, starts_N),
         num_samples=len(samples),
     )
     if len(keep) and savings.merge_equal:
@@ -219,94 +196,6 @@ def build_rows(
     if len(keep) and savings.share_prompts:
         rows = _number_prompts(rows)
     return rows
-
-
-def cut_microbatches(rows: StepRows, *, share_prompts: bool, max_tokens: int | None) -> list[Microbatch]:
-    """Cut the rows of a step into forward passes of at most `max_tokens` tokens, padding included.
-
-    A row longer than the bound is alone. Rows of one prompt stay together as far as the bound allows.
-    """
-    num_rows = len(rows.lengths_N)
-    if not num_rows:
-        return []
-    splits_N = rows.starts_N if share_prompts else rows.lengths_N - 1
-    if max_tokens is None:
-        return [_build_microbatch(rows, np.arange(num_rows), splits_N)]
-    microbatches = []
-    chosen: list[int] = []
-    prefixes: set[int] = set()
-    prefix_width = branch_width = 0
-    for row in np.argsort(rows.prefixes_N, kind="stable").tolist():
-        prefix, split = int(rows.prefixes_N[row]), int(splits_N[row])
-        wider = max(prefix_width, split), max(branch_width, int(rows.lengths_N[row]) - 1 - split)
-        tokens = len(prefixes | {prefix}) * wider[0] + (len(chosen) + 1) * wider[1]
-        if chosen and tokens > max_tokens:
-            microbatches.append(_build_microbatch(rows, np.array(chosen), splits_N))
-            chosen, prefixes = [], set()
-            wider = split, int(rows.lengths_N[row]) - 1 - split
-        chosen.append(row)
-        prefixes.add(prefix)
-        prefix_width, branch_width = wider
-    microbatches.append(_build_microbatch(rows, np.array(chosen), splits_N))
-    return microbatches
-
-
-def _build_microbatch(rows: StepRows, chosen_B: Ints, splits_N: Ints) -> Microbatch:
-    ids_BT, mask_BT = rows.ids_NT[chosen_B], rows.mask_NT[chosen_B]
-    lengths_B, starts_B, splits_B = rows.lengths_N[chosen_B], rows.starts_N[chosen_B], splits_N[chosen_B]
-    _, first_G, prefix_of_B = np.unique(rows.prefixes_N[chosen_B], return_index=True, return_inverse=True)
-
-    prefix_lengths_G = splits_B[first_G]
-    prefix_width = int(prefix_lengths_G.max())
-    in_prefix_GP = np.arange(prefix_width) < prefix_lengths_G[:, None]
-    prefix_ids_GP = np.where(in_prefix_GP, ids_BT[first_G, :prefix_width], 0)
-
-    inputs_B = lengths_B - 1
-    branch_width = int((inputs_B - splits_B).max())
-    positions_BW = splits_B[:, None] + np.arange(branch_width)
-    in_branch_BW = positions_BW < inputs_B[:, None]
-    positions_BW = np.where(in_branch_BW, positions_BW, 0)
-    branch_ids_BW = np.where(in_branch_BW, np.take_along_axis(ids_BT, positions_BW, 1), 0)
-
-    row_C, token_C = np.nonzero(mask_BT)
-    source_C = token_C - 1
-    split_C = splits_B[row_C]
-    in_branch_base = len(first_G) * prefix_width
-    gather_C = np.where(
-        source_C < split_C,
-        prefix_of_B[row_C] * prefix_width + source_C,
-        in_branch_base + row_C * branch_width + source_C - split_C,
-    )
-    response_width = int((lengths_B - starts_B).max())
-    cells_C = row_C * response_width + token_C - starts_B[row_C]
-    shape = (len(chosen_B), response_width)
-
-    def spread(values_C: NDArray[Any]) -> NDArray[np.float32]:
-        grid = np.zeros(shape, np.float32)
-        grid.reshape(-1)[cells_C] = values_C
-        return grid
-
-    prefix_routes = branch_routes = None
-    if rows.routes is not None:
-        routes = [rows.routes[row] for row in chosen_B]
-        prefix_routes = _spread_routes([routes[b] for b in first_G], np.zeros_like(first_G), prefix_lengths_G)
-        branch_routes = _spread_routes(routes, splits_B, inputs_B)
-    return Microbatch(
-        prefix_ids_GP=prefix_ids_GP,
-        prefix_lengths_G=prefix_lengths_G,
-        branch_ids_BW=branch_ids_BW,
-        branch_positions_BW=positions_BW,
-        prefix_of_B=prefix_of_B.astype(np.int64),
-        gather_C=gather_C,
-        cells_C=cells_C,
-        targets_C=ids_BT[row_C, token_C],
-        mask_BR=spread(np.ones(len(row_C))),
-        advantages_BR=spread(rows.advantages_NT[chosen_B][row_C, token_C]),
-        behaviour_BR=spread(rows.behaviour_NT[chosen_B][row_C, token_C]),
-        weights_BR=spread(rows.weights_N[chosen_B][row_C]),
-        prefix_routes=prefix_routes,
-        branch_routes=branch_routes,
-    )
 
 
 def _lay_out(lists: Sequence[Sequence[Any]], filled_NT: NDArray[np.bool_], dtype: Any) -> NDArray[Any]:
@@ -321,6 +210,11 @@ def _merge(rows: StepRows, *, compare_behaviour: bool) -> StepRows:
     contents = _row_bytes(rows.ids_NT, rows.mask_NT, rows.advantages_NT)
     if rows.routes is not None:
         contents = [content + route.tobytes() for content, route in zip(contents, rows.routes, strict=True)]
+    if rows.supports is not None:
+        contents = [
+            content + support.offsets.tobytes() + support.token_ids.tobytes()
+            for content, support in zip(contents, rows.supports, strict=True)
+        ]
     # First join what is equal bit for bit; only what is left is compared number by number.
     recordings = _row_bytes(rows.behaviour_NT)
     unique_N, firsts = _number(list(zip(contents, recordings, strict=True)))
@@ -353,6 +247,7 @@ def _merge(rows: StepRows, *, compare_behaviour: bool) -> StepRows:
         behaviour_NT=(sums_LT / counts_L[:, None]).astype(np.float32),
         weights_N=np.bincount(owner_U[unique_N], weights=rows.weights_N).astype(np.float64),
         routes=None if rows.routes is None else [rows.routes[row] for row in leaders],
+        supports=None if rows.supports is None else [rows.supports[row] for row in leaders],
     )
 
 
@@ -415,13 +310,25 @@ def _collect_routes(samples: Sequence[Sample], lengths_N: Ints) -> list[Any]:
     return routes
 
 
-def _spread_routes(routes: Sequence[Any], begin: Ints, end: Ints) -> NDArray[np.int64]:
-    """Cut [begin, end) of each row; padding gets distinct experts 0, 1, ... so that its gates stay finite."""
-    layers, top_k = routes[0].shape[1:]
-    grid = np.broadcast_to(np.arange(top_k), (len(routes), int((end - begin).max()), layers, top_k)).copy()
-    for row, (recorded, low, high) in enumerate(zip(routes, begin.tolist(), end.tolist(), strict=True)):
-        grid[row, : high - low] = recorded[low:high]
-    return grid
+def _collect_supports(samples: Sequence[Sample], starts_N: Ints) -> list[RowSupport] | None:
+    if all(sample.support is None for sample in samples):
+        return None
+    supports = []
+    for sample, start in zip(samples, starts_N.tolist(), strict=True):
+        recorded = sample.support
+        if recorded is None:
+            length = len(sample.ids) - start
+            supports.append(RowSupport(start, np.zeros(length + 1, np.int64), np.empty(0, np.int64)))
+            continue
+        first = len(sample.ids) - (len(recorded.offsets) - 1)
+        if first > start or recorded.offsets[-1] != len(recorded.token_ids):
+            raise _invalid(
+                sample, f"its support covers positions from {first}, and its first unmasked token is {start}"
+            )
+        supports.append(
+            RowSupport(first, np.asarray(recorded.offsets, np.int64), np.asarray(recorded.token_ids, np.int64))
+        )
+    return supports
 
 
 def _check_lengths(samples: Sequence[Sample]) -> None:

@@ -158,3 +158,15 @@ def test_entropy_has_a_gradient_only_when_asked_for() -> None:
     logits = torch.randn(2, 4, requires_grad=True)
     assert not compute_logprobs_and_entropy(logits, torch.tensor([0, 1]))[1].requires_grad
     assert compute_logprobs_and_entropy(logits, torch.tensor([0, 1]), entropy_gradient=True)[1].requires_grad
+
+
+def test_removed_tokens_have_no_probability_in_the_logprob_and_keep_it_in_the_entropy() -> None:
+    logits = torch.tensor([[math.log(9.0), 0.0, math.log(10.0)]], requires_grad=True)
+    removed = torch.tensor([[False, False, True]])
+    logprobs, entropy = compute_logprobs_and_entropy(logits, torch.tensor([0]), removed_NV=removed)
+    assert logprobs.item() == pytest.approx(math.log(0.9))
+    whole = [0.45, 0.05, 0.5]
+    assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in whole))
+    logprobs.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([0.1, -0.1, 0.0])

@@ -16,6 +16,7 @@ from hotloop.errors import InputError, RunError
 from hotloop.models.decoder import compute_logits, forward
 from hotloop.models.weights import read_policy
 from hotloop.trainers.base import Batch
+from hotloop.types import Support
 
 
 def plain_logprobs(policy_dir: Path, ids: list[int], temperature: float = 1.0) -> tuple[Any, torch.Tensor]:
@@ -164,6 +165,66 @@ def mean_advantage_logprob(trainer: Any, batch: Batch) -> float:
         float((trainer._compute_logprobs(trainer._params, m) * m.advantages_BR * m.weights_BR).sum())
         for m in step.microbatches
     )
+
+
+def with_supports(batch: Batch) -> Batch:
+    """Let truncated sampling have kept 6 tokens of 32 at most places, and everything at every third."""
+    samples = []
+    for sample in batch.samples:
+        rows = []
+        for position in range(sample.mask.index(1), len(sample.ids)):
+            draw = np.random.default_rng([position, *sample.ids])
+            kept = {sample.ids[position], *draw.choice(32, 5, replace=False).tolist()}
+            rows.append(sorted(kept) if position % 3 else [])
+        offsets = np.cumsum([0, *map(len, rows)]).tolist()
+        samples.append(replace(sample, support=Support(offsets, [token for row in rows for token in row])))
+    return replace(batch, samples=samples)
+
+
+@pytest.mark.parametrize("settings", [{}, {"exact_savings": False}, {"max_tokens_per_microbatch": 16}])
+def test_logprobs_are_taken_over_the_recorded_support(
+    make_trainer: Any, policy_dirs: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("hotloop.trainers.torch.passes.MAX_LOGITS", 32 * 7)
+    batch = with_supports(make_batch(tool_frac=0.3, zero_groups=0))
+    trainer = make_trainer(correction="tis", temperature=0.9, **settings)
+    metrics = trainer.train_round(batch)
+    gaps = []
+    for sample in batch.samples:
+        config, arena = read_policy(policy_dirs("dense"))
+        output = forward(config, arena.params, torch.tensor([sample.ids]), torch.arange(len(sample.ids))[None])
+        logits = compute_logits(config, arena.params, output.hidden_BTD)[0] / 0.9
+        own, prompt = [], sample.mask.index(1)
+        for position in range(prompt, len(sample.ids)):
+            begin, end = sample.support.offsets[position - prompt : position - prompt + 2]
+            kept = sample.support.token_ids[begin:end] or list(range(32))
+            row = logits[position - 1]
+            logprob = float(row[sample.ids[position]] - torch.logsumexp(row[kept], 0))
+            if sample.mask[position]:
+                own.append(abs(logprob - sample.behaviour_logprobs[position]))
+        gaps.append(sum(own) / len(own))
+    assert metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
+    without = make_trainer(correction="tis", temperature=0.9, **settings).train_round(
+        make_batch(tool_frac=0.3, zero_groups=0)
+    )
+    assert abs(metrics["train/train_rollout_logprob_abs_diff"] - without["train/train_rollout_logprob_abs_diff"]) > 0.1
+
+
+def test_savings_are_exact_with_recorded_supports(make_trainer: Any) -> None:
+    batch = with_supports(make_batch())
+    gradients = []
+    for exact_savings in (True, False):
+        trainer = make_trainer(exact_savings=exact_savings, clip_grad=0.0)
+        trainer.train_round(batch)
+        gradients.append(trainer._optimizer.gradient)
+    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
+
+
+def test_a_support_that_covers_too_few_positions_is_an_error(make_trainer: Any) -> None:
+    batch = make_batch(num_groups=1, zero_groups=0, response_tokens=(3, 5))
+    samples = [replace(sample, support=Support([0, 1], [sample.ids[-1]])) for sample in batch.samples]
+    with pytest.raises(RunError, match="support covers positions"):
+        make_trainer().train_round(replace(batch, samples=samples))
 
 
 def with_routes(batch: Batch, seed: int = 0) -> Batch:

@@ -6,7 +6,7 @@ positions only, and the chunks that bound the memory of the logits.
 Promises: differentiable in every parameter through both passes; padding adds nothing; the same numbers, to the
 rounding of fp32, whichever savings laid the microbatch out.
 
-Does not do: losses (objective.py), packing (../packing.py).
+Does not do: losses (objective.py), packing (../packing.py, ../microbatch.py).
 
 Shapes: G prefixes, B rows, P and W widths of the two passes, R response tokens, C cells, D hidden, V vocabulary.
 """
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hotloop.algorithms.logprobs import compute_logprobs_and_entropy
 from hotloop.models.decoder import DecoderConfig, DecoderParams, compute_logits, forward
-from hotloop.trainers.packing import Microbatch
+from hotloop.trainers.microbatch import Microbatch
 
 if TYPE_CHECKING:
     from hotloop.models.fallback import ForeignParams
@@ -52,6 +52,8 @@ class TensorBatch:
     weights_BR: Tensor
     prefix_routes: Tensor | None
     branch_routes: Tensor | None
+    support_cells_K: Tensor | None
+    support_ids_K: Tensor | None
 
 
 def make_tensors(microbatch: Microbatch, device: str) -> TensorBatch:
@@ -81,6 +83,8 @@ def make_tensors(microbatch: Microbatch, device: str) -> TensorBatch:
         weights_BR=move(microbatch.weights_BR),
         prefix_routes=None if microbatch.prefix_routes is None else move(microbatch.prefix_routes),
         branch_routes=None if microbatch.branch_routes is None else move(microbatch.branch_routes),
+        support_cells_K=None if microbatch.support_cells_K is None else move(microbatch.support_cells_K),
+        support_ids_K=None if microbatch.support_ids_K is None else move(microbatch.support_ids_K),
     )
 
 
@@ -122,19 +126,23 @@ def compute_response_logprobs(
         hidden_SD = torch.cat((hidden_SD, branch.hidden_BTD.reshape(-1, hidden_SD.shape[-1])))
     hidden_CD = hidden_SD.index_select(0, batch.gather_C)
 
-    def project(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = compute_logits(config, params, hidden)
-        return compute_logprobs_and_entropy(logits, targets, temperature=temperature, entropy_gradient=entropy_gradient)
+    def project(hidden: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        targets = batch.targets_C[first : first + len(hidden)]
+        return compute_logprobs_and_entropy(
+            compute_logits(config, params, hidden),
+            targets,
+            temperature=temperature,
+            removed_NV=_find_removed(batch, first, targets, config.vocab_size),
+            entropy_gradient=entropy_gradient,
+        )
 
     rows_at_a_time = max(1, MAX_LOGITS // config.vocab_size)
     if len(hidden_CD) <= rows_at_a_time:
-        logprobs_C, entropy_C = project(hidden_CD, batch.targets_C)
+        logprobs_C, entropy_C = project(hidden_CD, 0)
     else:
         pieces = [
-            checkpoint(project, hidden, targets, use_reentrant=False)
-            for hidden, targets in zip(
-                torch.split(hidden_CD, rows_at_a_time), torch.split(batch.targets_C, rows_at_a_time), strict=True
-            )
+            checkpoint(project, hidden, index * rows_at_a_time, use_reentrant=False)
+            for index, hidden in enumerate(torch.split(hidden_CD, rows_at_a_time))
         ]
         logprobs_C, entropy_C = torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
     return _spread(batch, logprobs_C), _spread(batch, entropy_C)
@@ -146,3 +154,16 @@ def _spread(batch: TensorBatch, values_C: Tensor) -> Tensor:
         return values_C.view_as(batch.mask_BR)
     flat = values_C.new_zeros(batch.mask_BR.numel())
     return flat.index_copy(0, batch.cells_C, values_C).view_as(batch.mask_BR)
+
+
+def _find_removed(batch: TensorBatch, first: int, targets: Tensor, vocab_size: int) -> Tensor | None:
+    """Say which tokens the sampler had removed at the cells from `first` on, [len(targets), V]; targets never are."""
+    if batch.support_cells_K is None or batch.support_ids_K is None:
+        return None
+    bounds = torch.tensor([first, first + len(targets)], device=targets.device)
+    low, high = torch.searchsorted(batch.support_cells_K, bounds).tolist()
+    cells, ids = batch.support_cells_K[low:high] - first, batch.support_ids_K[low:high]
+    removed = torch.ones(len(targets), vocab_size, dtype=torch.bool, device=targets.device)
+    removed[cells, ids] = False
+    removed[removed.all(1)] = False  # no kept token is recorded where nothing was removed
+    return removed.scatter_(1, targets[:, None], value=False)

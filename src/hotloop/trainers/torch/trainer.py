@@ -14,7 +14,8 @@ would give the same numbers. That is also why a round of one step never recomput
 Promises: see ../base.py. A non-finite loss or gradient leaves weights, moments and counters as they were before the
 round, whichever step of the round it came from.
 
-Does not do: packing (../packing.py), the forward pass (passes.py), losses (objective.py), the optimizer (optimizer.py).
+Does not do: packing (../packing.py, ../microbatch.py), the forward pass (passes.py), losses (objective.py), the
+optimizer (optimizer.py).
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from hotloop.errors import InputError, RunError
 from hotloop.models.decoder import DecoderConfig, DecoderParams
 from hotloop.models.weights import Arena, read_policy, write_policy
 from hotloop.trainers.base import Batch, TrainerSettings
+from hotloop.trainers.microbatch import cut_microbatches
 from hotloop.trainers.packing import (
     build_rows,
     choose_savings,
-    cut_microbatches,
     split_steps,
     uses_behaviour_logprobs,
 )
