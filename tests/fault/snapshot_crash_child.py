@@ -1,8 +1,9 @@
-"""A process that publishes, caches or promotes, and kills itself at a given event. Run by test_snapshot_crash.py.
+"""Processes that publish, cache or promote, and kill themselves at a given event. Run by test_snapshot_crash.py.
 
-    python snapshot_crash_child.py WHAT FOLDER EVENT
+    python snapshot_crash_child.py WHAT ROOT FIRST LAST
 
-Event 0 never comes: the process runs to its end and prints how many events there were.
+For each event from FIRST to LAST a process is forked, before anything was started that a fork could break, and works in
+ROOT/event<N>. Its exit status and its number of events are printed. Event 0 never comes: that process runs to its end.
 """
 
 from __future__ import annotations
@@ -121,7 +122,14 @@ def run_mirror(folder: Path, events: Events) -> None:
 
 
 if __name__ == "__main__":
-    what, folder_name, fatal_event = sys.argv[1:]
-    counted = Events(int(fatal_event))
-    {"publisher": run_publisher, "cache": run_cache, "mirror": run_mirror}[what](Path(folder_name), counted)
-    print(counted.count)
+    what, root, first, last = sys.argv[1:]
+    work = {"publisher": run_publisher, "cache": run_cache, "mirror": run_mirror}[what]
+    for event in range(int(first), int(last) + 1):
+        pid = os.fork()
+        if pid == 0:
+            events = Events(event)
+            work(Path(root) / f"event{event}", events)
+            print(f"count {events.count}", flush=True)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        print(f"exit {os.waitstatus_to_exitcode(status)}", flush=True)

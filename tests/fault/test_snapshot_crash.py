@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,35 +22,39 @@ from hotloop.snapshots.verify import find_startup
 
 CHILD = Path(child.__file__)
 NO_EVENT = 0
+Prepare = Callable[[Path], None]
 
 
-def run_child(what: str, folder: Path, event: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(CHILD), what, str(folder), str(event)], capture_output=True, text=True, timeout=300
+def run_children(what: str, root: Path, first: int, last: int) -> list[str]:
+    """Run one process for each event and return the lines that they print."""
+    done = subprocess.run(
+        [sys.executable, str(CHILD), what, str(root), str(first), str(last)],
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
-
-
-def count_events(what: str, folder: Path) -> int:
-    done = run_child(what, folder, NO_EVENT)
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return done.stdout.split("\n")[:-1]
 
 
-def kill_at_each_event(
-    what: str, tmp_path: Path, num_events: int, prepare: Callable[[Path], None]
-) -> Iterator[tuple[int, Path]]:
-    """Run one child for each event, two at a time, and yield the folders that they left."""
+def run_to_the_end(what: str, root: Path, prepare: Prepare) -> int:
+    """Run a process that is not killed, in `root/event0`, and return its number of events."""
+    folder = root / "event0"
+    folder.mkdir()
+    prepare(folder)
+    count, status = run_children(what, root, NO_EVENT, NO_EVENT)
+    assert status == "exit 0"
+    return int(count.removeprefix("count "))
 
-    def run(event: int) -> tuple[int, Path]:
-        folder = tmp_path / f"event{event}"
+
+def kill_at_each_event(what: str, root: Path, num_events: int, prepare: Prepare) -> Iterator[tuple[int, Path]]:
+    """Kill a process at each event, and yield the folders that they left."""
+    folders = {event: root / f"event{event}" for event in range(1, num_events + 1)}
+    for folder in folders.values():
         folder.mkdir()
         prepare(folder)
-        killed = run_child(what, folder, event)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        return event, folder
-
-    with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(run, range(1, num_events + 1))
+    assert run_children(what, root, 1, num_events) == [f"exit {-signal.SIGKILL}"] * num_events
+    yield from folders.items()
 
 
 def read_bucket(folder: Path) -> dict[str, bytes]:
@@ -71,18 +74,16 @@ def read_expected(version: int) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a publisher that was not killed."""
-    folder = tmp_path_factory.mktemp("reference")
-    count_events("publisher", folder)
-    return folder
+    root = tmp_path_factory.mktemp("reference")
+    run_to_the_end("publisher", root, lambda folder: None)
+    return root / "event0"
 
 
 @pytest.mark.slow
 def test_a_killed_publisher_shows_only_whole_snapshots_and_a_retry_gives_identical_bytes(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    num_events = count_events("publisher", whole)
+    num_events = run_to_the_end("publisher", tmp_path, lambda folder: None)
     assert num_events > 30
-    expected = read_bucket(whole)
+    expected = read_bucket(tmp_path / "event0")
     seen_incomplete = 0
     for event, folder in kill_at_each_event("publisher", tmp_path, num_events, lambda folder: None):
         bucket = open_bucket(f"file://{folder}/bucket")
@@ -106,10 +107,7 @@ def test_a_killed_cache_holds_only_whole_entries_and_blocks_nobody(tmp_path: Pat
     def prepare(folder: Path) -> None:
         (folder / "bucket").symlink_to(reference / "bucket")
 
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    prepare(whole)
-    num_events = count_events("cache", whole)
+    num_events = run_to_the_end("cache", tmp_path, prepare)
     assert num_events > 20
     for event, folder in kill_at_each_event("cache", tmp_path, num_events, prepare):
         bucket = open_bucket(f"file://{folder}/bucket")
@@ -130,10 +128,7 @@ def test_a_killed_host_copy_holds_one_version_or_nothing(tmp_path: Path, referen
     def prepare(folder: Path) -> None:
         (folder / "bucket").symlink_to(reference / "bucket")
 
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    prepare(whole)
-    num_events = count_events("mirror", whole)
+    num_events = run_to_the_end("mirror", tmp_path, prepare)
     assert num_events > 12
     dropped = 0
     for event, folder in kill_at_each_event("mirror", tmp_path, num_events, prepare):
