@@ -69,11 +69,14 @@ class FakeEngine:
         tensors: Mapping[str, tuple[str, bytes]] | None = None,
         tokenizer: Tokenizer | None = None,
         manual: bool = False,
+        fails_once_at: int | None = None,
     ) -> None:
         self._info = EngineInfo("fake", vocab_size, max_context, 1, 0, 0)
         self._max_slots = max_slots
         self._tokenizer = tokenizer
         self._manual = manual
+        self._fails_once_at = fails_once_at
+        """Policy version whose first write breaks off midway."""
         self._dtypes = {name: dtype for name, (dtype, _) in (tensors or {}).items()}
         self._bytes = {name: bytearray(data) for name, (_, data) in (tensors or {}).items()}
         if not self._bytes:
@@ -92,7 +95,7 @@ class FakeEngine:
 
     @classmethod
     def open(cls, settings: EngineSettings) -> FakeEngine:
-        """Open from settings; `options` may hold `vocab_size`, `manual`.
+        """Open from settings; `options` may hold `vocab_size`, `manual`, `fails_once_at`.
 
         Raises:
             InputError: the policy directory has no config.json.
@@ -117,6 +120,7 @@ class FakeEngine:
             tensors=tensors,
             tokenizer=tokenizer,
             manual=bool(settings.options.get("manual", False)),
+            fails_once_at=settings.options.get("fails_once_at"),
         )
 
     # -- the port ----------------------------------------------------------------------------------------------
@@ -191,6 +195,9 @@ class FakeEngine:
         """
         if not self._is_paused and self._active:
             raise HotloopError("not_paused", "weights can only be written while the engine is paused")
+        if update.policy_version == self._fails_once_at:
+            self._bytes = {name: bytearray(len(data)) for name, data in self._bytes.items()}
+            raise HotloopError("install_failed", "the device failed after half of the write")
         fresh = {name: bytearray(data) for name, data in self._bytes.items()}
         for name, value in update.tensors.items():
             self._require(name)

@@ -1,8 +1,9 @@
 """Runs the decoder for the engine: packed prefill and one-token decode steps over a KV cache in slots.
 
 Owns: the KV cache (one slot per row, preallocated), rotary tables, buffers derived from weights, and the order of
-operators of a decode step. A small policy is bound by operator dispatch, so a dense layer is 16 operators: fused
-q/k/v and gate/up, both norms of q and k as one, keys and values written by one indexed copy, residuals inside addmm.
+operators of a decode step. A small policy is bound by operator dispatch, so a dense layer is 22 operators: fused
+q/k/v and gate/up, both norms of q and k as one, keys and values written by one indexed copy, residuals inside
+addmm, results in buffers whose views exist already (workspace.py).
 
 Promises: rows 0 .. n-1 are dense; a row's result depends on other rows only by rounding; positions past a row's
 length are never read; logits equal models.decoder.forward to rounding, routes exactly.
@@ -26,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotloop.engines.torch.workspace import Workspace
 from hotloop.models.config import DecoderConfig
 from hotloop.models.decoder import LayerParams, compute_logits, compute_moe, compute_rope
 from hotloop.models.weights import Arena, check_fits
@@ -107,17 +109,46 @@ class KVCache:
             layer.view(num_slots * max_context, 2 * config.num_kv_heads, config.head_dim) for layer in self.all
         ]
         """Per layer [slots x S, 2 K, d]: token `slot * S + position`."""
+        self._head_dim = config.head_dim
+        self._layer_stride, *self._strides = self.all.stride()
 
     def window(self, layer: int, first: int, stop: int, columns: int) -> tuple[Tensor, Tensor]:
         """Give keys and values of rows first .. stop-1, columns 0 .. columns-1, as [rows, K, columns, d]."""
-        part = self.all[layer, first:stop, :columns].transpose(1, 2)
-        return part[:, : self.num_kv], part[:, self.num_kv :]
+        # as_strided is one operator where slicing twice and transposing is four.
+        row_stride, column_stride, head_stride, _ = self._strides
+        size = (stop - first, self.num_kv, columns, self._head_dim)
+        strides = (row_stride, head_stride, column_stride, 1)
+        start = layer * self._layer_stride + first * row_stride
+        return (
+            self.all.as_strided(size, strides, start),
+            self.all.as_strided(size, strides, start + self.num_kv * head_stride),
+        )
 
     def copy_rows(self, source: Ints, target: Ints, length: int) -> None:
         """Copy the first `length` columns of some rows onto others; no target is a source."""
         src = torch.from_numpy(source).to(self.all.device)
         dst = torch.from_numpy(target).to(self.all.device)
         self.all[:, dst, :length] = self.all[:, src, :length]
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one layer of a decode step reads: weights as the matmul wants them, scaled norm weights, its cache."""
+
+    index: int
+    layer: LayerParams
+    input_norm: Tensor
+    post_norm: Tensor
+    qk_norm: Tensor | None
+    """[Q + K, d]"""
+    qkv_t: Tensor
+    qkv_bias: Tensor | None
+    o_t: Tensor
+    o_bias: Tensor | None
+    gate_up_t: Tensor | None
+    down_t: Tensor | None
+    kv_flat: Tensor
+    """[slots x S, 2 K, d]"""
 
 
 class NativeRunner:
@@ -137,45 +168,75 @@ class NativeRunner:
         """[S, 2, d]"""
         self._row_base = torch.arange(num_slots, device=self._device) * max_context
         self._columns = torch.arange(max_context, device=self._device)
-        self._fast_norm = self._dtype == torch.float32
+        # x / sqrt(mean(x^2) + eps) is x sqrt(D) / hypot(|x|, sqrt(eps D)). In fp32 the sqrt(D) sits in the weight; in
+        # bf16 that would round the weight, so it goes into the fp32 norm.
+        self._is_wide = self._dtype == torch.float32
         self._norm_floor = torch.tensor(math.sqrt(config.rms_norm_eps * config.hidden_size), device=self._device)
         self._head_floor = torch.tensor(math.sqrt(config.rms_norm_eps * config.head_dim), device=self._device)
-        self._norms: list[tuple[Tensor, Tensor]] = []
+        self._norm_unit = 1.0 / math.sqrt(config.hidden_size)
+        self._head_unit = 1.0 / math.sqrt(config.head_dim)
+        self._workspace = Workspace(config, num_slots, self._dtype, self._device)
+        self._steps: list[_Step] = []
         self._final_norm = torch.empty(0)
-        self._qk_norms: list[Tensor] = []
         self._route_dtype = np.uint8 if config.num_experts <= 256 else np.uint16
         self.refresh()
 
     @torch.inference_mode()
     def refresh(self) -> None:
-        """Scale the norm weights for `_norm`: x / hypot(|x|, sqrt(eps D)) * (w sqrt(D)) equals RMSNorm."""
+        """Recompute the scaled norm weights; everything else is a view on the arena."""
         params, config = self.arena.params, self.config
-        wide = math.sqrt(config.hidden_size) if self._fast_norm else 1.0
-        head = math.sqrt(config.head_dim) if self._fast_norm else 1.0
-        self._norms = [(layer.input_norm * wide, layer.post_norm * wide) for layer in params.layers]
+        wide = math.sqrt(config.hidden_size) if self._is_wide else 1.0
+        head = math.sqrt(config.head_dim) if self._is_wide else 1.0
         self._final_norm = params.norm * wide
-        self._qk_norms = []
-        for layer in params.layers:
+        self._steps = []
+        for index, layer in enumerate(params.layers):
+            qk_norm = None
             if layer.q_norm is not None and layer.k_norm is not None:
                 rows = (layer.q_norm.expand(config.num_heads, -1), layer.k_norm.expand(config.num_kv_heads, -1))
-                self._qk_norms.append(torch.cat(rows) * head)
+                qk_norm = torch.cat(rows) * head
+            self._steps.append(
+                _Step(
+                    index=index,
+                    layer=layer,
+                    input_norm=layer.input_norm * wide,
+                    post_norm=layer.post_norm * wide,
+                    qk_norm=qk_norm,
+                    qkv_t=layer.qkv.t(),
+                    qkv_bias=layer.qkv_bias,
+                    o_t=layer.o.t(),
+                    o_bias=layer.o_bias,
+                    gate_up_t=None if layer.gate_up is None else layer.gate_up.t(),
+                    down_t=None if layer.down is None else layer.down.t(),
+                    kv_flat=self.kv.flat[index],
+                )
+            )
 
-    def _norm(self, x: Tensor, scaled_weight: Tensor, floor: Tensor) -> Tensor:
-        """RMSNorm of the last dimension: four operators in fp32 (the composite one of torch costs three times more)."""
-        if self._fast_norm:
-            return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)).mul_(scaled_weight)
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.config.rms_norm_eps))
-        return wide.mul_(scale).to(self._dtype).mul_(scaled_weight)
+    def _norm_into(self, x: Tensor, size: Tensor, floor: Tensor, unit: float, out: Tensor) -> Tensor:
+        """Write x / rms(x) (times sqrt of the width in fp32) into `out`: three operators, the mean in fp32."""
+        torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32, out=size)
+        size.hypot_(floor)
+        if not self._is_wide:
+            size.mul_(unit)
+        return torch.div(x, size, out=out)
+
+    def _norm(self, x: Tensor, scaled_weight: Tensor, floor: Tensor, unit: float) -> Tensor:
+        """RMSNorm of the last dimension into a new tensor."""
+        size = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
+        return self._norm_into(x, size, floor, unit, torch.empty(x.shape, dtype=x.dtype, device=x.device)).mul_(
+            scaled_weight
+        )
 
     def _project(self, layer_index: int, layer: LayerParams, x: Tensor, rope: Tensor) -> Tensor:
         """Project to heads [N, Q + 2 K, d], q and k normed and rotated."""
         config = self.config
         num_rotated = config.num_heads + config.num_kv_heads
-        h = self._norm(x, self._norms[layer_index][0], self._norm_floor)
+        step = self._steps[layer_index]
+        h = self._norm(x, step.input_norm, self._norm_floor, self._norm_unit)
         heads = F.linear(h, layer.qkv, layer.qkv_bias).view(-1, num_rotated + config.num_kv_heads, config.head_dim)
         rotated = heads[:, :num_rotated]
-        qk = self._norm(rotated, self._qk_norms[layer_index], self._head_floor) if self._qk_norms else rotated
+        qk = rotated
+        if step.qk_norm is not None:
+            qk = self._norm(rotated, step.qk_norm, self._head_floor, self._head_unit)
         turned = qk.roll(config.head_dim // 2, -1)
         torch.addcmul(qk * rope[:, :1], turned, rope[:, 1:], out=rotated)
         return heads
@@ -187,7 +248,7 @@ class NativeRunner:
         x.addmm_(mixed, layer.o.t())
         if layer.o_bias is not None:
             x.add_(layer.o_bias)
-        h = self._norm(x, self._norms[layer_index][1], self._norm_floor)
+        h = self._norm(x, self._steps[layer_index].post_norm, self._norm_floor, self._norm_unit)
         if layer.router is not None:
             out, used, _ = compute_moe(self.config, layer, h, None)
             x.add_(out)
@@ -200,7 +261,7 @@ class NativeRunner:
             routes.append(torch.zeros(x.shape[0], self.config.experts_per_token, dtype=torch.int64, device=x.device))
 
     def _logits(self, x: Tensor) -> Tensor:
-        h = self._norm(x, self._final_norm, self._norm_floor)
+        h = self._norm(x, self._final_norm, self._norm_floor, self._norm_unit)
         return compute_logits(self.config, self.arena.params, h).float()
 
     def _pack_routes(self, routes: list[Tensor]) -> npt.NDArray[np.generic] | None:
@@ -212,29 +273,51 @@ class NativeRunner:
     @torch.inference_mode()
     def decode(self, tokens: Ints, lengths: Ints) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
         """Feed one token per row at position `lengths`; return logits [n, V] fp32 and routes [n, L, E]."""
-        config, params = self.config, self.arena.params
         n = len(tokens)
         columns = int(lengths.max()) + 1
         positions = torch.from_numpy(lengths).to(self._device)
         where = self._row_base[:n] + positions
-        rope = self._rope.index_select(0, positions)
+        cos, sin = torch.split(self._rope.index_select(0, positions), 1, 1)
         mask = None
         if int(lengths.min()) + 1 != columns:
             hidden = self._columns[:columns] > positions[:, None]
             mask = torch.zeros(n, 1, 1, columns, dtype=self._dtype, device=self._device)
             mask.masked_fill_(hidden[:, None, None], float("-inf"))
-        x = F.embedding(torch.from_numpy(tokens).to(self._device), params.embed)
-        grouped = (n, config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim)
+        w = self._workspace.views(n)
+        x, h, size, rotated, head_size, normed = w.x, w.h, w.size, w.rotated, w.head_size, w.normed
+        torch.index_select(self.arena.params.embed, 0, torch.from_numpy(tokens).to(self._device), out=x)
         routes: list[Tensor] = []
-        for index, layer in enumerate(params.layers):
-            heads = self._project(index, layer, x, rope)
-            self.kv.flat[index].index_copy_(0, where, heads[:, config.num_heads :])
-            keys, values = self.kv.window(index, 0, n, columns)
-            # Query heads that share a key head are queries of that head: keys are never repeated.
-            mixed = F.scaled_dot_product_attention(
-                heads[:, : config.num_heads].view(grouped), keys, values, attn_mask=mask
-            )
-            self._finish_layer(index, layer, x, mixed.reshape(n, -1), routes)
+        for step in self._steps:
+            self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(step.input_norm)
+            if step.qkv_bias is None:
+                torch.mm(h, step.qkv_t, out=w.heads_flat)
+            else:
+                torch.addmm(step.qkv_bias, h, step.qkv_t, out=w.heads_flat)
+            if step.qk_norm is None:
+                normed.copy_(rotated)
+            else:
+                self._norm_into(rotated, head_size, self._head_floor, self._head_unit, normed).mul_(step.qk_norm)
+            torch.cat((w.second_half, w.first_half), -1, out=w.turned)
+            torch.mul(normed, cos, out=w.product)
+            torch.addcmul(w.product, w.turned, sin, out=rotated)
+            step.kv_flat.index_copy_(0, where, w.new_kv)
+            keys, values = self.kv.window(step.index, 0, n, columns)
+            mixed = F.scaled_dot_product_attention(w.queries, keys, values, attn_mask=mask)
+            x.addmm_(mixed.view(n, -1), step.o_t)
+            if step.o_bias is not None:
+                x.add_(step.o_bias)
+            self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(step.post_norm)
+            if step.gate_up_t is not None and step.down_t is not None:
+                torch.mm(h, step.gate_up_t, out=w.gate_up)
+                torch.ops.aten.silu.out(w.gate, out=w.active)
+                w.active.mul_(w.up)
+                x.addmm_(w.active, step.down_t)
+                if self.config.num_experts:
+                    routes.append(torch.zeros(n, self.config.experts_per_token, dtype=torch.int64, device=x.device))
+            else:
+                out, used, _ = compute_moe(self.config, step.layer, h, None)
+                x.add_(out)
+                routes.append(used)
         return self._logits(x), self._pack_routes(routes)
 
     @torch.inference_mode()
