@@ -1,4 +1,4 @@
-"""A whole loop without torch: the shipped fake engine and trainer, joined by a trainer that gives the engine's table."""
+"""A whole loop without torch: the shipped fake engine and trainer, the trainer giving what the engine takes."""
 
 from __future__ import annotations
 
