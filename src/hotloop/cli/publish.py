@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from hotloop.snapshots.bucket import Bucket
     from hotloop.snapshots.progress import OnProgress
     from hotloop.snapshots.publish_job import Published
     from hotloop.snapshots.publisher import Publisher
+    from hotloop.snapshots.reader import SnapshotReader
 
 EXIT_VERIFY_FAILED = 4
+STORAGE_BUDGET_S = 60.0
+"""A person waits at the other end, so a store that is down is reported sooner than in a service."""
 
 
 @click.group("publish")
@@ -189,13 +191,10 @@ def startup_command(bucket_url: str, identity: str) -> None:
 @click.pass_context
 def verify(context: click.Context, bucket_url: str, identity: str | None, deep: bool) -> None:
     """Check that snapshots are complete and have their digests; exit 4 if one is not."""
-    from hotloop.snapshots.reader import SnapshotReader
     from hotloop.snapshots.verify import verify_bucket
 
     with _show_progress() as on_progress:
-        reports = verify_bucket(
-            SnapshotReader(_open(bucket_url)), identity=identity, is_deep=deep, on_progress=on_progress
-        )
+        reports = verify_bucket(_open_reader(bucket_url), identity=identity, is_deep=deep, on_progress=on_progress)
     for report in reports:
         click.echo(report.render())
     if not reports:
@@ -209,10 +208,9 @@ def verify(context: click.Context, bucket_url: str, identity: str | None, deep: 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(bucket_url: str, as_json: bool) -> None:
     """List the snapshots of a bucket."""
-    from hotloop.snapshots.reader import SnapshotReader
     from hotloop.snapshots.verify import list_rows
 
-    startup, rows = list_rows(SnapshotReader(_open(bucket_url)))
+    startup, rows = list_rows(_open_reader(bucket_url))
     if as_json:
         click.echo(json.dumps({"startup": startup, "snapshots": [row.as_dict() for row in rows]}, indent=2))
         return
@@ -249,12 +247,11 @@ def list_command(bucket_url: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Delete; without it only the plan is shown.")
 def prune(bucket_url: str, keep_anchors: int, keep_from: str | None, protect: tuple[str, ...], yes: bool) -> None:
     """Delete old snapshots; without --yes only show which."""
-    from hotloop.snapshots.reader import Incomplete, SnapshotReader
+    from hotloop.snapshots.reader import Incomplete
     from hotloop.snapshots.retention import delete_snapshots, plan_prune
     from hotloop.snapshots.verify import find_startup
 
-    bucket = _open(bucket_url)
-    reader = SnapshotReader(bucket)
+    reader = _open_reader(bucket_url)
     found = [info for info in reader.list_snapshots() if not isinstance(info, Incomplete)]
     plan = plan_prune(
         [info.link for info in found],
@@ -270,7 +267,7 @@ def prune(bucket_url: str, keep_anchors: int, keep_from: str | None, protect: tu
     if not plan.delete:
         click.echo("nothing to delete")
     elif yes:
-        deleted = delete_snapshots(bucket, plan.delete, retry=reader.retry)
+        deleted = delete_snapshots(reader.bucket, plan.delete, retry=reader.retry)
         click.echo(f"deleted {len(plan.delete)} snapshots, {deleted} objects")
     else:
         click.echo("nothing was deleted; add --yes to delete")
@@ -287,19 +284,27 @@ def rollback(url: str, identity: str) -> None:
     click.echo(f"accepted {answer.get('identity', identity)} policy_version={answer.get('policy_version')}")
 
 
-def _open(bucket_url: str) -> Bucket:
+def _open_reader(bucket_url: str) -> SnapshotReader:
     from hotloop.snapshots.bucket_access import open_bucket
+    from hotloop.snapshots.reader import SnapshotReader
+    from hotloop.snapshots.retry import RetryPolicy
 
-    return open_bucket(bucket_url)
+    return SnapshotReader(open_bucket(bucket_url), retry=RetryPolicy(budget_s=STORAGE_BUDGET_S))
 
 
 @contextmanager
 def _open_publisher(bucket_url: str, **settings: Any) -> Iterator[Publisher]:
+    from hotloop.snapshots.bucket_access import open_bucket
     from hotloop.snapshots.publish_job import PublishSettings
     from hotloop.snapshots.publisher import Publisher
+    from hotloop.snapshots.retry import RetryPolicy
 
     with _show_progress() as on_progress:
-        yield Publisher(_open(bucket_url), PublishSettings(keeps_parent=False, on_progress=on_progress, **settings))
+        yield Publisher(
+            open_bucket(bucket_url),
+            PublishSettings(keeps_parent=False, on_progress=on_progress, **settings),
+            retry=RetryPolicy(budget_s=STORAGE_BUDGET_S),
+        )
 
 
 @contextmanager

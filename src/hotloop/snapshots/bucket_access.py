@@ -120,7 +120,9 @@ def _open_directory(parsed: BucketUrl) -> Bucket:
                 details={"cause": "no_bucket"},
                 exit_code=3,
             ) from None
-    return ObstoreBucket(LocalStore(root), str(parsed), local_root=str(root), has_user_metadata=False)
+    return ObstoreBucket(
+        LocalStore(root, automatic_cleanup=True), str(parsed), local_root=str(root), has_user_metadata=False
+    )
 
 
 _RETRY: Any = {

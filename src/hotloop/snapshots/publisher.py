@@ -16,11 +16,12 @@ Does not do: the file formats (codecs/), the uploads (publish_job.py), deciding 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from hotloop.errors import SnapshotError
+from hotloop.errors import EXIT_BAD_INPUT, SnapshotError
 from hotloop.snapshots.bucket import Bucket
 from hotloop.snapshots.bucket_access import probe_access
 from hotloop.snapshots.chain import Link, choose_kind
@@ -35,6 +36,21 @@ from hotloop.snapshots.reader import SnapshotReader
 from hotloop.snapshots.retry import RetryPolicy, call_with_retries
 
 Source = Mapping[str, Any] | Path | str | Checkpoint
+
+
+_REFUSALS = frozenset({"tensor_set_mismatch", "layout_changed", "malformed_shard", "invalid_index"})
+"""Codes that are a fault of the input here, and one of the bucket when a replica meets them."""
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Let a refusal of what was given exit as bad input, wherever it was noticed."""
+    try:
+        yield
+    except SnapshotError as error:
+        if error.code in _REFUSALS:
+            error.exit_code = EXIT_BAD_INPUT
+        raise
 
 
 class Publisher:
@@ -92,7 +108,7 @@ class Publisher:
                 do="Count versions up from 0.",
                 exit_code=2,
             )
-        with self._busy:
+        with self._busy, _refusing():
             checkpoint = self._open(source, extras)
             known = self._catalogue.refresh()
             self._catalogue.check_version_free(identity, policy_version)
