@@ -173,7 +173,9 @@ class Reconciler:
                 last_report = now
                 loop.call_soon_threadsafe(self._show_progress, target, progress)
 
-        held = None if wiring.mirror.is_empty else wiring.mirror
+        # Without an engine the small files of an earlier run are needed too; where they are lost, all is fetched again.
+        can_reuse = self.served.engine is not None or (wiring.state_dir / "policy" / "config.json").exists()
+        held = wiring.mirror if can_reuse and not wiring.mirror.is_empty else None
         while True:
             if target.is_canceled:
                 raise ServiceError("canceled", f"the load of {target.request.identity} was canceled")
@@ -244,6 +246,9 @@ class Reconciler:
     def _version_of(self, staged: StagedSnapshot) -> int:
         if staged.policy_version is not None:
             return staged.policy_version
+        mirror = self._wiring.mirror
+        if not staged.chain and not mirror.is_empty and mirror.policy_version is not None:
+            return mirror.policy_version  # the host copy holds the target itself
         return self.served.policy_version + 1 if self.served.engine is not None else 0
 
     # ---- installing ---------------------------------------------------------------------------------------------
