@@ -138,6 +138,17 @@ def _compare(before: Experiment, after: Experiment, catalog: Catalog) -> dict[st
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
+def _apply(
+    experiment: Experiment, edit: Mapping[str, Any], catalog: Catalog
+) -> tuple[Experiment, dict[str, tuple[Any, str]]]:
+    """Return the experiment after an edit, and choice -> (value, rule) of what followed."""
+    after = _replace(experiment, edit)
+    rules = _collect_rules(experiment, after, edit, catalog)
+    if rules:
+        after = after.model_copy(update={name: value for name, (value, _) in rules.items()})
+    return after, rules
+
+
 def apply_edit(experiment: Experiment, edit: Mapping[str, Any], catalog: Catalog | None = None) -> Applied:
     """Apply an edit and the rules that it triggers.
 
@@ -145,10 +156,7 @@ def apply_edit(experiment: Experiment, edit: Mapping[str, Any], catalog: Catalog
     Raises: InputError with every fault of an edit that the schema refuses (codes of load.py); `unknown_model`.
     """
     catalog = catalog or load_catalog()
-    after = _replace(experiment, edit)
-    rules = _collect_rules(experiment, after, edit, catalog)
-    if rules:
-        after = after.model_copy(update={name: value for name, (value, _) in rules.items()})
+    after, rules = _apply(experiment, edit, catalog)
     edited, followed = [], []
     for name, (old, new) in _compare(experiment, after, catalog).items():
         if name in edit or name.split(".", 1)[0] in edit:
@@ -160,6 +168,5 @@ def apply_edit(experiment: Experiment, edit: Mapping[str, Any], catalog: Catalog
 
 
 def apply(experiment: Experiment, edit: Mapping[str, Any], catalog: Catalog | None = None) -> Experiment:
-    """Apply an edit and the rules that it triggers. Raises: as `apply_edit`."""
-    result: Experiment = apply_edit(experiment, edit, catalog).experiment
-    return result
+    """Apply an edit and the rules that it triggers, without the list of what followed. Raises: as `apply_edit`."""
+    return _apply(experiment, edit, catalog or load_catalog())[0]

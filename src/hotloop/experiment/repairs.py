@@ -12,15 +12,17 @@ multiples of the recipe's engine. What a repair cannot know is listed as remaini
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hotloop.errors import InputError
-from hotloop.experiment.apply import apply_edit
+from hotloop.experiment.apply import apply, apply_edit
+from hotloop.experiment.checks import find_errors
 from hotloop.experiment.checks_grid import list_valid_nodes
 from hotloop.experiment.facts import collect_errors, collect_facts
 from hotloop.experiment.layout import count_gpus
 from hotloop.experiment.memory import PROMPT_TOKENS
-from hotloop.experiment.records import Finding, Repair
+from hotloop.experiment.records import Change, Finding, Repair
 from hotloop.experiment.rules import Facts
 
 Candidate = tuple[Mapping[str, Any], str]
@@ -187,53 +189,94 @@ CANDIDATES: Mapping[str, Callable[[Facts], Iterator[Candidate]]] = {
 """Finding -> its candidates, smallest first."""
 
 
-def _list_remaining(facts: Facts, errors: tuple[Finding, ...]) -> tuple[str, ...]:
-    codes = {error.code for error in errors}
+def _list_remaining(codes: frozenset[str]) -> tuple[str, ...]:
     return tuple(choice for choice, code in _FACTS_TO_SUPPLY.items() if code in codes)
 
 
-def try_repair(facts: Facts, errors: tuple[Finding, ...], code: str, candidate: Candidate) -> Repair | None:
-    """Apply a candidate to a copy and run the checks: a Repair when it clears `code` and adds nothing."""
-    edit, title = candidate
-    try:
-        applied = apply_edit(facts.given, edit, facts.catalog)
-    except InputError:
-        # The schema refuses the size: there is no such repair.
-        return None
-    if any(change.field in PROTECTED for change in (*applied.edited, *applied.followed)):
-        return None
-    after = collect_facts(applied.experiment, facts.catalog, facts.resume_facts, facts.host_ram_bytes, in_full=False)
-    left = collect_errors(after)
-    before_codes, after_codes = [error.code for error in errors], [error.code for error in left]
-    if code in after_codes or len(left) >= len(errors) or not set(after_codes) <= set(before_codes):
-        return None
-    return Repair(
-        code=code,
-        title=title,
-        edit=dict(edit),
-        changes=(*applied.edited, *applied.followed),
-        clears=tuple(name for name in dict.fromkeys(before_codes) if name not in after_codes),
-        gpus_after=count_gpus(after.layout),
-        remaining=_list_remaining(after, left),
-    )
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """An experiment after an edit, and the errors that it has."""
+
+    changes: tuple[Change, ...]
+    codes: frozenset[str]
+    gpus: Mapping[str, int]
+
+
+class _Trials:
+    """Edits applied to copies of one experiment, each at most once although several errors propose it."""
+
+    def __init__(self, facts: Facts, errors: tuple[Finding, ...]) -> None:
+        self._facts = facts
+        self._known = {error.code for error in errors}
+        self._num_errors = len(errors)
+        self._after: dict[str, tuple[Facts, set[str]] | None] = {}
+        self._outcomes: dict[str, _Outcome | None] = {}
+
+    def clears(self, code: str, edit: Mapping[str, Any]) -> _Outcome | None:
+        """Return what an edit leads to when `code` is gone and nothing new has come, else None.
+
+        The rules of the choices cost a fraction of those of the argument vector and decide most edits: they go first.
+        """
+        key = repr(sorted(edit.items()))
+        if key not in self._after:
+            self._after[key] = self._run_choice_rules(edit)
+        after = self._after[key]
+        if after is None or code in after[1] or not after[1] <= self._known:
+            return None
+        if key not in self._outcomes:
+            self._outcomes[key] = self._run_every_rule(edit, after[0])
+        outcome = self._outcomes[key]
+        return None if outcome is None or code in outcome.codes else outcome
+
+    def _run_choice_rules(self, edit: Mapping[str, Any]) -> tuple[Facts, set[str]] | None:
+        facts = self._facts
+        try:
+            edited = apply(facts.given, edit, facts.catalog)
+        except InputError:
+            # The schema refuses the size: there is no such repair.
+            return None
+        after = collect_facts(edited, facts.catalog, facts.resume_facts, facts.host_ram_bytes, in_full=False)
+        return after, {error.code for error in find_errors(after)}
+
+    def _run_every_rule(self, edit: Mapping[str, Any], after: Facts) -> _Outcome | None:
+        errors = collect_errors(after)
+        codes = frozenset(error.code for error in errors)
+        if not codes <= self._known or len(errors) >= self._num_errors:
+            return None
+        applied = apply_edit(self._facts.given, edit, self._facts.catalog)
+        changes = (*applied.edited, *applied.followed)
+        if any(change.field in PROTECTED for change in changes):
+            return None
+        return _Outcome(changes, codes, count_gpus(after.layout))
 
 
 def find_repairs(facts: Facts, errors: tuple[Finding, ...]) -> tuple[Repair, ...]:
     """Return the proved repairs of every error, a few for each code, the smallest first."""
+    codes = tuple(dict.fromkeys(error.code for error in errors))
+    trials = _Trials(facts, errors)
     repairs: list[Repair] = []
-    for code in dict.fromkeys(error.code for error in errors):
+    for code in codes:
+        knobs: set[str] = set()
         kept = 0
-        seen: list[str] = []
-        for candidate in CANDIDATES.get(code, _fixed())(facts):
-            if kept == MAX_PER_CODE:
-                break
-            # One value of a knob is enough: the first that helps is the smallest change of it.
-            knob = ",".join(sorted(candidate[0]))
-            if code in ("memory", "staleness") and knob in seen:
+        for edit, title in CANDIDATES.get(code, _fixed())(facts):
+            knob = ",".join(sorted(edit))
+            # One value of a knob is enough for a budget: the first that helps is the smallest change of it.
+            if kept == MAX_PER_CODE or (code in ("memory", "staleness") and knob in knobs):
                 continue
-            repair = try_repair(facts, errors, code, candidate)
-            if repair is not None:
-                repairs.append(repair)
-                seen.append(knob)
-                kept += 1
+            outcome = trials.clears(code, edit)
+            if outcome is None:
+                continue
+            kept += 1
+            knobs.add(knob)
+            repairs.append(
+                Repair(
+                    code=code,
+                    title=title,
+                    edit=dict(edit),
+                    changes=outcome.changes,
+                    clears=tuple(name for name in codes if name not in outcome.codes),
+                    gpus_after=outcome.gpus,
+                    remaining=_list_remaining(outcome.codes),
+                )
+            )
     return tuple(repairs)
