@@ -72,8 +72,8 @@ def command(
 
 
 def _load(file: Path | None, settings: tuple[str, ...]) -> Loaded:
-    from hotloop.experiment.laptop_preset import LAPTOP_PRESET, make_laptop_preset
     from hotloop.experiment.load import load_experiment
+    from hotloop.experiment.presets import LAPTOP_PRESET, make_laptop_preset
 
     return load_experiment(file, settings, base=make_laptop_preset(), base_name=LAPTOP_PRESET, aliases=ALIASES)
 

@@ -12,7 +12,7 @@ import pytest
 from loop_parts import TableTrainer, make_controller, make_trainer
 
 from hotloop.errors import RunError
-from hotloop.experiment.laptop_preset import make_laptop_preset
+from hotloop.experiment.presets import make_laptop_preset
 from hotloop.loop.checkpoint import LoopState, find_latest, read_state
 from hotloop.loop.progress import SilentProgress
 from hotloop.loop.resuming import prepare_resume

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.experiment.laptop_preset import make_laptop_preset
 from hotloop.experiment.load import load_experiment
+from hotloop.experiment.presets import make_laptop_preset
 from hotloop.loop.evaluate import compute_pass_rates
 from hotloop.loop.explain import render_explanation
 from hotloop.loop.progress import MAX_PLAIN_LINES, PlainProgress, render_curve

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hotloop.errors import InputError
-from hotloop.experiment.laptop_preset import make_laptop_preset
 from hotloop.experiment.load import known_paths, load_experiment
+from hotloop.experiment.presets import make_laptop_preset
 from hotloop.loop.support import SUPPORT, check_support
 
 
