@@ -50,11 +50,12 @@ def make_sample(rollout: Rollout, advantage: float) -> Sample:
     """Lay prompt and response end to end; the prompt is masked out."""
     completion = rollout.completion
     prompt_tokens, response_tokens = len(rollout.prompt_ids), len(completion.token_ids)
+    no_loss = [0.0] * prompt_tokens
     return Sample(
         ids=rollout.prompt_ids + completion.token_ids,
         mask=[0] * prompt_tokens + [1] * response_tokens,
-        behaviour_logprobs=[0.0] * prompt_tokens + completion.sampling_logprobs,
-        advantages=[0.0] * prompt_tokens + [advantage] * response_tokens,
+        behaviour_logprobs=no_loss + completion.sampling_logprobs,
+        advantages=no_loss + [advantage] * response_tokens,
         rollout_id=rollout.rollout_id,
         group_id=rollout.group_id,
         oldest_policy_version=find_oldest_version(completion) or 0,
@@ -69,18 +70,18 @@ def measure_rollouts(groups: Sequence[Group], built: Built, *, trainer_version: 
     usable = [rollout for rollout in rollouts if is_usable(rollout)]
     lengths = [len(rollout.completion.token_ids) for rollout in usable] or [0]
     rewards = [rollout.score.reward for rollout in usable if rollout.score is not None]
-    oldest = [find_oldest_version(rollout.completion) for rollout in usable]
-    ages = [compute_age(version, trainer_version) for version in oldest if version is not None] or [0]
-    logprobs = [value for rollout in usable for value in rollout.completion.sampling_logprobs]
+    ages = [compute_age(s.oldest_policy_version, trainer_version) for s in built.batch.samples if sum(s.mask)] or [0]
+    num_tokens = sum(lengths)
+    total_logprob = sum(sum(rollout.completion.sampling_logprobs) for rollout in usable)
     metrics: dict[str, float] = {
         "rollout/raw_reward": float(np.mean(rewards)) if rewards else 0.0,
         "rollout/advantages": float(np.mean(list(built.advantages.values()))) if built.advantages else 0.0,
-        "rollout/rollout_log_probs": float(np.mean(logprobs)) if logprobs else 0.0,
-        "rollout/response_len/mean": statistics.fmean(lengths),
+        "rollout/rollout_log_probs": total_logprob / num_tokens if num_tokens else 0.0,
+        "rollout/response_len/mean": num_tokens / len(lengths),
         "rollout/response_len/median": float(statistics.median(lengths)),
         "rollout/response_len/max": max(lengths),
         "rollout/response_len/min": min(lengths),
-        "rollout/total_lengths": statistics.fmean(len(sample.ids) for sample in built.batch.samples) if usable else 0.0,
+        "rollout/total_lengths": sum(len(s.ids) for s in built.batch.samples) / max(1, len(usable)),
         "rollout/truncated_ratio": sum(r.status == "truncated" for r in rollouts) / max(1, len(rollouts)),
         "rollout/failed": sum(r.status == "failed" for r in rollouts),
         "staleness/mean": statistics.fmean(ages),

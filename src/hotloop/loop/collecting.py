@@ -130,10 +130,11 @@ class Collector:
 
     def _why_drop(self, group: Group, trainer_version: int) -> str:
         """Say why a group does not enter the batch; empty when it does."""
-        oldest = [find_oldest_version(rollout.completion) for rollout in group.rollouts]
-        ages = [compute_age(version, trainer_version) for version in oldest if version is not None]
-        if ages and is_too_old(max(ages), self.max_staleness):
-            return "staleness"
+        if self.max_staleness is not None:
+            oldest = [find_oldest_version(rollout.completion) for rollout in group.rollouts]
+            ages = [compute_age(version, trainer_version) for version in oldest if version is not None]
+            if ages and is_too_old(max(ages), self.max_staleness):
+                return "staleness"
         if not self.drops_zero_std:
             return ""
         return decide_zero_std([r.score.reward for r in group.rollouts if r.score is not None]).reason

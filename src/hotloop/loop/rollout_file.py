@@ -43,45 +43,48 @@ def write_rollouts(
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     logprobs = _float_rows([rollout.completion.sampling_logprobs for rollout in rollouts])
-    raw_logprobs = [
-        None if completion.logprobs == completion.sampling_logprobs else np.array(completion.logprobs, np.float32)
-        for completion in (rollout.completion for rollout in rollouts)
-    ]
-    lines = b"".join(
-        orjson.dumps(
-            make_record(rollout, sampling, raw, advantages.get(rollout.rollout_id), dropped.get(rollout.group_id, "")),
-            option=_OPTIONS,
-        )
-        for rollout, sampling, raw in zip(rollouts, logprobs, raw_logprobs, strict=True)
-    )
-    content = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(lines)
+    lines: list[bytes] = []
+    for group in groups:
+        # What siblings have in common is written once and pasted in front of each: most of a short answer's record.
+        shared = orjson.dumps(_describe_group(group, dropped.get(group.group_id, "")))[:-1] + b","
+        for rollout in group.rollouts:
+            own = make_record(rollout, logprobs[len(lines)], advantages.get(rollout.rollout_id))
+            lines.append(shared + orjson.dumps(own, option=_OPTIONS)[1:])
+    content = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(b"".join(lines))
     write_bytes(path, content, is_synced=False)
     return len(content)
 
 
-def make_record(
-    rollout: Rollout, sampling: Any, raw: Any, advantage: float | None, dropped: str = ""
-) -> dict[str, Any]:
-    """Describe one rollout. The loss mask is all ones and left out; `advantage` is null for one not trained on.
+def _describe_group(group: Group, dropped: str) -> dict[str, Any]:
+    task = group.task
+    record: dict[str, Any] = {
+        "group_index": group.group_id,
+        "task_id": task.task_id,
+        "prompt": task.prompt,
+        "label": task.label,
+    }
+    if dropped:
+        record["dropped"] = dropped
+    return record
+
+
+def make_record(rollout: Rollout, logprobs: Any, advantage: float | None) -> dict[str, Any]:
+    """Describe what is a rollout's own. The loss mask is all ones and left out.
 
     Args:
-        sampling: sampling logprobs, [T].
-        raw: raw logprobs, [T]; None where they equal the sampling logprobs, and then left out of the record.
+        logprobs: sampling logprobs as float32, [T].
+        advantage: None for a rollout that was not trained on.
     """
     completion = rollout.completion
     spans = completion.version_spans
     score = rollout.score
     record: dict[str, Any] = {
-        "group_index": rollout.group_id,
         "index": rollout.index,
         "rollout_id": rollout.rollout_id,
-        "task_id": rollout.task.task_id,
-        "prompt": rollout.task.prompt,
-        "label": rollout.task.label,
         "response": rollout.response,
         "response_length": len(completion.token_ids),
         "tokens": rollout.prompt_ids + completion.token_ids,
-        "rollout_log_probs": sampling,
+        "rollout_log_probs": logprobs,
         "weight_versions": [str(span.policy_version) for span in spans],
         "version_spans": [[span.start, span.end, span.policy_version] for span in spans],
         "status": rollout.status,
@@ -89,10 +92,8 @@ def make_record(
         "reason": rollout.failure if score is None else score.reason,
         "advantage": advantage,
     }
-    if dropped:
-        record["dropped"] = dropped
-    if raw is not None:
-        record["raw_log_probs"] = raw
+    if completion.logprobs != completion.sampling_logprobs:
+        record["raw_log_probs"] = np.array(completion.logprobs, np.float32)
     if score is not None and score.parts:
         record["reward_parts"] = dict(score.parts)
     if completion.support is not None:

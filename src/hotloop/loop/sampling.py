@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.engines.base import Engine, GenerateRequest, collect
 from hotloop.errors import InputError, Problem, ServiceError
-from hotloop.loop.seeds import derive_seed
+from hotloop.loop.seeds import derive_seeds
 from hotloop.loop.source import MAX_PROBLEMS_SHOWN
 from hotloop.models.tokenizer import Tokenizer, cut_at_stop
 from hotloop.types import Completion, Group, Rollout, RolloutStatus, SamplingParams, Task
@@ -108,7 +108,7 @@ class Sampler:
             prompt_ids=prompt_ids,
             params=params,
             n=group_size,
-            seeds=[derive_seed(self.seed, purpose, group_id, index) for index in range(group_size)],
+            seeds=derive_seeds(group_size, self.seed, purpose, group_id),
             return_routed_experts=self.returns_routed_experts,
             return_support=params.top_p < 1 or params.top_k > 0,
         )
@@ -139,13 +139,12 @@ class Sampler:
 
     def text_of(self, completion: Completion) -> str:
         """Decode an answer without the token that ended it; other special tokens stay visible, so they never match."""
-        ids = completion.token_ids
-        if ids and completion.finish_reason == "stop" and ids[-1] in self.tokenizer.stop_ids:
-            ids = ids[:-1]
-        key = tuple(ids)
+        key = tuple(completion.token_ids)
         text = self._texts.get(key)
         if text is None:
             if len(self._texts) >= MAX_CACHED_TEXTS:
                 self._texts.clear()
-            text = self._texts[key] = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return cut_at_stop(text, self.params.stop) if self.params.stop else text
+            ends = bool(key) and completion.finish_reason == "stop" and key[-1] in self.tokenizer.stop_ids
+            text = self.tokenizer.decode(key[:-1] if ends else key, skip_special_tokens=False)
+            text = self._texts[key] = cut_at_stop(text, self.params.stop)
+        return text

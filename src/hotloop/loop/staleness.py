@@ -13,7 +13,10 @@ from hotloop.types import Completion
 
 def find_oldest_version(completion: Completion) -> int | None:
     """Return the oldest policy version that produced a token; None for an empty answer."""
-    return min((span.policy_version for span in completion.version_spans), default=None)
+    spans = completion.version_spans
+    if len(spans) == 1:  # nearly every answer; a round asks this of each of its rollouts
+        return spans[0].policy_version
+    return min((span.policy_version for span in spans), default=None)
 
 
 def compute_age(oldest_version: int, trainer_version: int) -> int:
