@@ -87,9 +87,8 @@ def main() -> None:
         experiment = Experiment.model_validate(choices)
         plan = build_plan(experiment)
         print(f"{name:36} plan {measure(partial(build_plan, experiment), REPEATS)}")
-        print(
-            f"{'':36} json {measure(partial(dump, plan), REPEATS)}; {len(plan.errors)} errors, {len(plan.repairs)} repairs"
-        )
+        found = f"{len(plan.errors)} errors, {len(plan.repairs)} repairs"
+        print(f"{'':36} json {measure(partial(dump, plan), REPEATS)}; {found}")
     print(f"{'hotloop plan --json, a new process':41} {measure_command()}")
 
 
