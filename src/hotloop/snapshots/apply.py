@@ -11,7 +11,7 @@ Does not do: fetching (materialize.py), the formats (codecs/).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +83,8 @@ def apply_delta(
 ) -> list[TensorChange]:
     """Decode a delta against content, verify it, and write it to the content's scratch where wanted.
 
+    When it raises, the content is as it was.
+
     Returns: the changes of tensors that differ.
 
     Raises: SnapshotError; see `arc_v2.decode_shard`; also `layout_changed` and `tensor_set_mismatch`.
@@ -120,22 +122,25 @@ def apply_delta(
                 )
             )
     changes: list[TensorChange] = []
-    seen: set[str] = set()
+    adler32: dict[str, int | None] = {}
     for decoder in decoders:
         for change in decoder:
-            seen.add(change.name)
-            if change.adler32 is not None:
-                content.adler32[change.name] = change.adler32
-            else:
-                content.adler32.pop(change.name, None)
+            adler32[change.name] = change.adler32
             if change.is_changed:
                 changes.append(change)
-    # Written only now: a later shard of the same delta may still be refused, and must be decoded against the parent.
+    if info.manifest is not None:
+        _check_left_out(info.manifest, content, adler32.keys())
+        if formats.is_arc_v2:
+            _check_files(info.manifest, content.tensors)
+    # Only now, when nothing can be refused any more: a later shard may still be, and needs the parent's bytes.
     if writes:
         for change in changes:
             content.write(change)
-    if info.manifest is not None and info.manifest.tensors.keys() - seen:
-        _check_left_out(info.manifest, content, seen)
+    for name, value in adler32.items():
+        if value is not None:
+            content.adler32[name] = value
+        else:
+            content.adler32.pop(name, None)
     return changes
 
 
@@ -158,13 +163,7 @@ def list_names_once(identity: str, shards: Mapping[str, Shard]) -> None:
             seen[name] = file
 
 
-def check_against_manifest(info: SnapshotInfo, content: Content) -> None:
-    """Check that what a delta's manifest says about files holds."""
-    if info.manifest is not None and info.formats is not None and info.formats.is_arc_v2:
-        _check_files(info.manifest, content.tensors)
-
-
-def _check_left_out(manifest: Manifest, content: Content, seen: set[str]) -> None:
+def _check_left_out(manifest: Manifest, content: Content, seen: Set[str]) -> None:
     """Check tensors that a delta leaves out: the manifest must say that they kept their parent's bytes."""
     for name, entry in manifest.tensors.items():
         if name in seen:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hotloop.errors import SnapshotError
-from hotloop.snapshots.apply import Content, apply_delta, check_against_manifest, collect_changes, open_anchor
+from hotloop.snapshots.apply import Content, apply_delta, collect_changes, open_anchor
 from hotloop.snapshots.chain import Chain, Held, Link, resolve_chain
 from hotloop.snapshots.codecs.base import TensorBytes, TensorChange
 from hotloop.snapshots.fetch import Fetcher, MemoryFetcher, open_fetched_shard
@@ -51,6 +51,14 @@ class HeldContent(Protocol):
     @property
     def adler32(self) -> Mapping[str, int]:
         """Checksum of each tensor."""
+
+
+@dataclass(slots=True)
+class Built:
+    """Content of our own, and which snapshot it is."""
+
+    held: Held
+    content: Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,40 +171,39 @@ def rebuild(
     return stage(identity, reader, fetcher or MemoryFetcher(reader.bucket, retry=reader.retry), on_progress=on_progress)
 
 
-def rebuild_onto(
-    identity: str,
-    reader: SnapshotReader,
-    fetcher: Fetcher,
-    *,
-    held: HeldContent | None,
-    on_progress: OnProgress = ignore_progress,
-) -> tuple[dict[str, TensorBytes], dict[str, int]]:
-    """Build the full content of a snapshot, from held content where the chain meets it.
+def advance(
+    identity: str, reader: SnapshotReader, fetcher: Fetcher, *, built: Built | None, on_progress: OnProgress
+) -> Built:
+    """Bring content of our own from one snapshot to another: the way to check many snapshots of one chain.
 
-    Returns: tensors (those that did not change are the held views) and their checksums.
+    Args:
+        built: what an earlier call returned; its content is written to and must not be used afterwards. Where the chain
+            does not meet it, the content is built from the anchor.
 
-    Raises: SnapshotError, as `stage` does.
+    Raises: SnapshotError, as `stage` does; `built` then still holds its snapshot.
     """
-    find = _make_find(reader, identity, None, None)
-    try:
-        chain, infos = _resolve(identity, find, held)
-    except SnapshotError as error:
-        if error.code != "parent_mismatch":
-            raise
-        # Held content is only a short cut here; say what the bucket lacks.
-        chain, infos = _resolve(identity, find, None)
+    infos: dict[str, SnapshotInfo] = {}
+
+    def find(name: str) -> Link | None:
+        info = reader.describe(name) if name == identity else reader.find(name)
+        if info is None:
+            return None
+        infos[name] = info
+        return info.link
+
+    chain = resolve_chain(identity, find, held=built.held if built is not None else None)
     steps = [infos[name] for name in chain.identities]
     shards = _fetch(identity, steps, fetcher, on_progress)
     if chain.base is None:
-        content = open_anchor(steps[0], shards[steps[0].identity], workers=None)
-        steps = steps[1:]
+        content, deltas = open_anchor(steps[0], shards[steps[0].identity], workers=None), steps[1:]
     else:
-        assert held is not None
-        content = Content(dict(held.tensors), dict(held.adler32))
-    for info in steps:
+        assert built is not None
+        content, deltas = built.content, steps
+    for info in deltas:
         apply_delta(info, shards[info.identity], content, writes=True, scratch=None, workers=None)
-        check_against_manifest(info, content)
-    return content.tensors, content.adler32
+        if built is not None and content is built.content:
+            built.held = Held(info.identity, info.digest)
+    return Built(Held(identity, infos[identity].digest), content)
 
 
 def _make_find(
@@ -281,7 +288,6 @@ def _build(
         changes = apply_delta(
             info, shards[info.identity], content, writes=needs_content, scratch=scratch, workers=workers
         )
-        check_against_manifest(info, content)
         if keeps_changes:
             gathered.append(changes)
         verifying.add(sum(file.size for file in info.weight_files))

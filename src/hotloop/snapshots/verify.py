@@ -15,10 +15,9 @@ from functools import partial
 from typing import Any
 
 from hotloop.errors import SnapshotError
-from hotloop.snapshots.chain import Held, Link, resolve_chain
-from hotloop.snapshots.codecs.base import TensorBytes
+from hotloop.snapshots.chain import Link, resolve_chain
 from hotloop.snapshots.fetch import MemoryFetcher
-from hotloop.snapshots.materialize import rebuild_onto
+from hotloop.snapshots.materialize import Built, advance
 from hotloop.snapshots.progress import OnProgress, ignore_progress
 from hotloop.snapshots.reader import Incomplete, SnapshotInfo, SnapshotReader
 from hotloop.snapshots.retry import call_with_retries
@@ -120,12 +119,13 @@ def verify_bucket(
     ]
     # Along a chain each step is checked on the one before it, so that nothing is rebuilt twice.
     infos.sort(key=lambda info: (info.policy_version or 0, info.identity))
-    built: _Built | None = None
+    fetcher = MemoryFetcher(reader.bucket, retry=reader.retry)
+    built: Built | None = None
     for info in infos:
         try:
             _check_sizes(reader, info)
             if is_deep:
-                built = _rebuild(reader, info, built, on_progress)
+                built = advance(info.identity, reader, fetcher, built=built, on_progress=on_progress)
             else:
                 resolve_chain(info.identity, lambda name: _find(reader, name))
         except SnapshotError as error:
@@ -135,21 +135,6 @@ def verify_bucket(
             continue
         reports.append(Report(info.identity, True, _describe(info, is_deep)))
     return sorted(reports, key=lambda report: report.identity)
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """The content of the snapshot that was checked last."""
-
-    held: Held
-    tensors: dict[str, TensorBytes]
-    adler32: dict[str, int]
-
-
-def _rebuild(reader: SnapshotReader, info: SnapshotInfo, built: _Built | None, on_progress: OnProgress) -> _Built:
-    fetcher = MemoryFetcher(reader.bucket, retry=reader.retry)
-    tensors, adler32 = rebuild_onto(info.identity, reader, fetcher, held=built, on_progress=on_progress)
-    return _Built(Held(info.identity, info.digest), tensors, adler32)
 
 
 def _find(reader: SnapshotReader, name: str) -> Link | None:
