@@ -1,7 +1,7 @@
 """A real `hotloop lab`, a real Chromium, one of each for the whole folder.
 
-The browser is the one that HOTLOOP_CHROMIUM names, or the distribution's. Every test gets a context of its own. A console
-error, a page error, or a request that leaves the machine fails the test that caused it.
+The browser is the one that HOTLOOP_CHROMIUM names, or the distribution's. Every test gets a context of its own. A
+console error, a page error, or a request that leaves the machine fails the test that caused it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from lab_page import LabPage
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")

@@ -254,9 +254,7 @@ def test_L11_an_error_closes_copy_and_download_of_both_scripts_and_a_note_does_n
     assert lab.plan()["plan"]["notes"]
     assert [button.get_attribute("aria-disabled") for button in buttons] == ["false", "false"]
     lab.preset("scale")
-    lab.page.wait_for_function(
-        "() => [...document.querySelectorAll('#panel button')].find(b => b.textContent === 'experiment.sh').ariaDisabled === 'true'"
-    )
+    lab.page.wait_for_selector("#panel button[aria-disabled=true]:text-is('experiment.sh')")
     assert [button.get_attribute("aria-disabled") for button in buttons] == ["true", "true"]
     downloads: list[Any] = []
     lab.page.on("download", downloads.append)

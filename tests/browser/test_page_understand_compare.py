@@ -58,7 +58,7 @@ def test_L22_its_numbers_are_the_trainers_own(lab: LabPage) -> None:
     assert "Mean 0.5, sample standard deviation 0.534522" in text
     assert "0.935414" in text  # without the 1e-6 in the divisor
     drawn = [row.locator("[role=cell]").nth(2).text_content() for row in section.locator(".adv [role=row]").all()[1:]]
-    assert drawn == ["+0.935413"] * 4 + ["−0.935413"] * 4
+    assert drawn == ["+0.935413"] * 4 + ["\u22120.935413"] * 4
 
 
 def test_L23_the_starting_point_is_one_entry_and_one_undo_restores_all(lab: LabPage) -> None:

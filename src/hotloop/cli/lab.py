@@ -10,10 +10,15 @@ import secrets
 import socket
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hotloop.errors import EXIT_ENVIRONMENT, HotloopError
+
+if TYPE_CHECKING:
+    from hotloop.experiment.choices import Experiment
+    from hotloop.experiment.rehearsal import Rehearsal
 
 DEFAULT_PORT = 8421
 
@@ -43,7 +48,7 @@ def command(port: int, no_open: bool, runs: Path) -> None:
     listener = _listen(port)
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    app = create_app(token=token, port=port, shelf=RunShelf(runs.resolve()), build=read_build())
+    app = create_app(token=token, port=port, shelf=RunShelf(runs.resolve()), build=read_build(), rehearse=_rehearse)
     address = f"http://127.0.0.1:{port}/?token={token}"
     click.echo(address)
     if not no_open:
@@ -51,6 +56,18 @@ def command(port: int, no_open: bool, runs: Path) -> None:
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _rehearse(experiment: Experiment) -> Rehearsal:
+    """Make the laptop form that `hotloop run` makes here."""
+    from hotloop.experiment.rehearsal import laptop_form
+    from hotloop.loop.support import find_support
+
+    def is_supported(path: str, value: object) -> bool:
+        allowed = find_support(path).allowed
+        return allowed is None or value in allowed
+
+    return laptop_form(experiment, is_supported=is_supported, has_file=lambda path: Path(path).is_file())
 
 
 def _listen(port: int) -> socket.socket:

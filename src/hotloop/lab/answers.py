@@ -219,7 +219,9 @@ def read_text(name: str, text: str) -> Mapping[str, Any]:
         raw = json.loads(text) if text.lstrip()[:1] in ("{", "[") else tomllib.loads(text)
     except json.JSONDecodeError as error:
         raise InputError("bad_json", error.msg, where=f"{name}:{error.lineno}", do="Correct the JSON.") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise InputError("bad_json", "is nested too deeply", where=name, do="Give an experiment.json.") from None
+    except tomllib.TOMLDecodeError as error:
         raise InputError("bad_toml", str(error), where=name, do="Give an experiment.json or a TOML file.") from None
     if not isinstance(raw, dict):
         raise InputError("wrong_type", "an experiment file holds one table of choices", where=name)

@@ -12,7 +12,7 @@ Does not do: the child process (runs.py), the laptop form itself (experiment/reh
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,9 +23,13 @@ import orjson
 from hotloop.errors import InputError, MissingExtra
 from hotloop.experiment.choices import Experiment
 from hotloop.experiment.records import to_plain
+from hotloop.experiment.rehearsal import Rehearsal
 from hotloop.lab.answers import as_experiment_file, hash_experiment, plan_for, read_experiment
 from hotloop.lab.rollouts import compute_wilson, measure_round
 from hotloop.telemetry.jsonl import read_lines
+
+Rehearse = Callable[[Experiment], Rehearsal]
+"""Makes the laptop form; given by the command, which knows what the loop carries out and which files are here."""
 
 TORCH_PACKAGES = ("torch", "transformers")
 
@@ -57,10 +61,8 @@ def list_foreign_code(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(text for text in found if text))
 
 
-def answer_rehearsal(body: Mapping[str, Any]) -> dict[str, Any]:
+def answer_rehearsal(body: Mapping[str, Any], rehearse: Rehearse) -> dict[str, Any]:
     """Say what a rehearsal keeps, replaces and leaves out, and what it would import."""
-    from hotloop.experiment.rehearsal import rehearse
-
     experiment = read_experiment(body.get("experiment"))
     form = rehearse(experiment)
     return {

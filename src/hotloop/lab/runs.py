@@ -212,9 +212,7 @@ def read_tail(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    lines = [
-        "".join(c for c in line.rsplit("\r", 1)[-1] if c.isprintable() or c == "\t") for line in plain.split("\n")
-    ]
+    lines = ["".join(c for c in line.rsplit("\r", 1)[-1] if c.isprintable() or c == "\t") for line in plain.split("\n")]
     return [line for line in lines if line.strip()][-TAIL_LINES:]
 
 

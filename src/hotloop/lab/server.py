@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from hotloop.errors import EXIT_ENVIRONMENT, HotloopError, InputError
 from hotloop.experiment.provenance import BuildInfo
+from hotloop.experiment.rehearsal import laptop_form
 from hotloop.lab import answers, exports, rehearsals, rollouts
 from hotloop.lab.guard import Guard
 from hotloop.lab.live import Cursor, follow
@@ -49,8 +50,20 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".
 Answer = Callable[[Mapping[str, Any]], Any]
 
 
-def create_app(*, token: str, port: int, shelf: RunShelf, build: BuildInfo, static: Path = STATIC) -> Starlette:
-    """Build the application of one lab."""
+def create_app(
+    *,
+    token: str,
+    port: int,
+    shelf: RunShelf,
+    build: BuildInfo,
+    rehearse: rehearsals.Rehearse = laptop_form,
+    static: Path = STATIC,
+) -> Starlette:
+    """Build the application of one lab.
+
+    Args:
+        rehearse: makes the laptop form of an experiment, as `hotloop run` on this machine would.
+    """
     page = Page(static)
     runs = RunRoutes(shelf)
     posts: dict[str, Answer] = {
@@ -62,7 +75,7 @@ def create_app(*, token: str, port: int, shelf: RunShelf, build: BuildInfo, stat
         "/api/link": answers.answer_link,
         "/api/open-link": answers.answer_open_link,
         "/api/compare": answers.answer_compare,
-        "/api/rehearsal": rehearsals.answer_rehearsal,
+        "/api/rehearsal": lambda body: rehearsals.answer_rehearsal(body, rehearse),
         "/api/export": lambda body: exports.answer_export(body, build),
         "/api/provenance": lambda body: exports.answer_provenance(body, build),
     }

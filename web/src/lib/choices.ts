@@ -346,6 +346,38 @@ export const STEP_TEXTS: Record<Step, StepText> = {
   },
 };
 
+/** Settings of the sections that have no control of their own, and names that a rehearsal's account uses. */
+const MORE_LABELS: Record<string, Text> = {
+  attention: ['Attention', '注意力'],
+  data_path: ['Prompts', '题目数据'],
+  'algorithm.kind': ['Objective', '目标'],
+  'algorithm.eps_clip': ['Clip, low', '截断下限'],
+  'algorithm.eps_clip_high': ['Clip, high', '截断上限'],
+  'algorithm.kl_loss_type': ['KL estimator', 'KL 估计'],
+  'algorithm.normalize_std': ['Divide by the std', '除以标准差'],
+  'algorithm.aggregation': ['Loss is a mean over', '损失求平均的方式'],
+  'optimizer.lr': ['Learning rate', '学习率'],
+  'optimizer.lr_decay_style': ['Learning rate decay', '学习率衰减'],
+  'optimizer.lr_min_frac': ['Learning rate at the end', '结束时学习率占比'],
+  'optimizer.lr_warmup_steps': ['Warm-up steps', '预热步数'],
+  'optimizer.steps_per_round': ['Updates a round', '每轮更新次数'],
+  'optimizer.weight_decay': ['Weight decay', '权重衰减'],
+  'optimizer.beta1': ['Adam beta 1', 'Adam beta 1'],
+  'optimizer.beta2': ['Adam beta 2', 'Adam beta 2'],
+  'optimizer.eps': ['Adam epsilon', 'Adam epsilon'],
+  'optimizer.clip_grad': ['Gradient clip', '梯度裁剪'],
+  'sampling.temperature': ['Temperature', '温度'],
+  'sampling.top_p': ['Top-p', 'Top-p'],
+  'sampling.top_k': ['Top-k', 'Top-k'],
+  'data.apply_chat_template': ['Chat template', '对话模板'],
+  'data.prompt_key': ['Prompt key', '题目字段'],
+  'data.label_key': ['Label key', '答案字段'],
+  'data.shuffle': ['Shuffle', '打乱'],
+  'reward.kind': ['Reward', '奖励'],
+  'laptop.policy': ['Toy policy', '小策略'],
+  'laptop.task': ['Built-in task', '内置任务'],
+};
+
 /** Label of any field, nested ones included; the field's own name when it has none here. */
 export function fieldLabel(field: string): Text {
   for (const step of STEPS) {
@@ -357,7 +389,7 @@ export function fieldLabel(field: string): Text {
       }
     }
   }
-  return [field, field];
+  return MORE_LABELS[field] ?? [field, field];
 }
 
 /** The step that holds a field; findings about fields of no step belong to Launch. */

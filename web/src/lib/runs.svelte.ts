@@ -5,11 +5,12 @@ import type { Experiment } from './plan';
 import { followRun, LiveRun, type RunInfo } from './live';
 
 export interface Listed {
-  field: string;
-  /** What the choice is in the experiment, and what runs in its place. */
+  name: string;
+  value?: unknown;
+  /** Of a replaced choice: what it is in the experiment, and what runs in its place. */
   before?: unknown;
   after?: unknown;
-  reason: string;
+  why?: string;
 }
 
 export interface Rehearsal {
