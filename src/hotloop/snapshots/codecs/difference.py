@@ -99,7 +99,7 @@ def encode_xor(
     payload, changed_bytes, compressor = Spool(scratch), 0, None
     for position, piece, count in iter_differences(view_bytes(old), view_bytes(new), hashers):
         if count and compressor is None:
-            compressor = make_compressor(level, new.nbytes)
+            compressor = make_compressor(level, new.nbytes, count / piece.nbytes)
             for _ in range(0, position, PIECE_BYTES):
                 payload.append(compressor.compress(_ZEROS))
         if compressor is not None:
