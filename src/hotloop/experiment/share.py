@@ -194,7 +194,7 @@ def _restore(choices: Any, reader: Experiment | None) -> Experiment:
     """Put the reader's private values under the link's values; a private value in a link is dropped."""
     if not isinstance(choices, dict):
         raise _bad_link("it has no choices")
-    values = _drop_private(clean_choices(choices), "")
+    values = _drop_private(clean_choices(_name_kinds(choices)), "")
     _merge(values, _private_values(reader or Experiment()))
     _fill_reward(values, reader)
     problems: list[Problem] = []
@@ -202,6 +202,16 @@ def _restore(choices: Any, reader: Experiment | None) -> Experiment:
     if experiment is None:
         raise InputError.of(problems)
     return experiment
+
+
+def _name_kinds(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Say which variant a tagged section is, where the link left the default out."""
+    named = dict(choices)
+    for section in ("algorithm", "reward"):
+        held = named.get(section)
+        if isinstance(held, Mapping) and "kind" not in held:
+            named[section] = {**held, "kind": getattr(Experiment(), section).kind}
+    return named
 
 
 def _drop_private(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

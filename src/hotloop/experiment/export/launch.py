@@ -13,7 +13,7 @@ from hotloop.experiment.catalog.records import Catalog, Model
 from hotloop.experiment.choices import Experiment
 from hotloop.experiment.export.prepare import choose_folders
 from hotloop.experiment.export.serving import count_engine_nodes
-from hotloop.experiment.export.shell import join_words, quote
+from hotloop.experiment.export.shell import quote
 from hotloop.experiment.export.slime import publishes, uses_own_reward
 from hotloop.experiment.layout import Layout, parse_external_addrs
 from hotloop.experiment.records import LaunchStep
@@ -193,10 +193,10 @@ def split_ray_gpus(layout: Layout) -> list[int]:
 
 def render_publish_commands(choices: Experiment) -> list[str]:
     """Return the `hotloop publish` lines of a run that publishes: the base before it, a check and an anchor after."""
-    bucket = choices.export.publish
-    base = ["hotloop", "publish", "full", "--dir", choices.hf_path or "", "--bucket", bucket]
+    bucket = quote(choices.export.publish)
+    base = f"hotloop publish full --dir {quote(choices.hf_path or '')} --bucket {bucket}"
     return [
-        join_words([*base, "--identity", BASE_IDENTITY, "--policy-version", "0", "--startup"]),
-        join_words(["hotloop", "publish", "list", "--bucket", bucket]),
-        join_words(["hotloop", "publish", "verify", "--bucket", bucket]),
+        f"{base} --identity {BASE_IDENTITY} --policy-version 0 --startup",
+        f"hotloop publish list --bucket {bucket}",
+        f"hotloop publish verify --bucket {bucket}",
     ]
