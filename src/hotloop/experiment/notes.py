@@ -269,7 +269,7 @@ def note_deepscaler_tag(facts: Facts) -> Iterator[Say]:
             "reward.kind = deepscaler",
             "reads the answer after the last think-end tag or ### Response marker, and gives 0 to a response "
             "with neither",
-            "Score a few responses first: hotloop verify.",
+            "Look at a few responses of the model before GPU time: its chat template must produce one of them.",
         )
 
 
