@@ -51,7 +51,7 @@ def _choose_adler32() -> tuple[Callable[..., int], str]:
         except ImportError:
             continue
         function: Callable[..., int] = found.adler32
-        if function(b"hotloop", EMPTY_ADLER32) == zlib.adler32(b"hotloop"):
+        if function(b"loop", function(b"hot", EMPTY_ADLER32)) == zlib.adler32(b"hotloop"):
             return function, package
     return zlib.adler32, "zlib"
 

@@ -20,6 +20,7 @@ from typing import Any
 from hotloop.errors import InputError, SnapshotError
 from hotloop.snapshots.codecs import xor_zstd
 from hotloop.snapshots.codecs.base import DeltaFormats, check_same_names, parse_formats
+from hotloop.snapshots.disk import report_full_disk
 from hotloop.snapshots.shard import Shard, open_shard
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -115,6 +116,8 @@ def new_directory(out: Path, inputs: Sequence[Path]) -> Iterator[Path]:
     try:
         partial.chmod(0o755)  # mkdtemp makes it private; a checkpoint is as readable as any other output
         yield partial
+        if out.exists():
+            out.rmdir()  # it is empty; not every system replaces a directory
         os.replace(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -139,7 +142,8 @@ def copy_others(source: Path, target: Path, *, only: set[str] | None = None) -> 
     for path in sorted(source.iterdir()):
         wanted = path.name in only if only is not None else path.name != MANIFEST_NAME
         if wanted and path.is_file() and path.suffix != SHARD_SUFFIX:
-            shutil.copyfile(path, target / path.name)
+            with report_full_disk(target):
+                shutil.copyfile(path, target / path.name)
 
 
 def check_weight_map(weight_map: Mapping[str, Any], delta: Mapping[str, Shard]) -> None:
@@ -149,7 +153,8 @@ def check_weight_map(weight_map: Mapping[str, Any], delta: Mapping[str, Shard]) 
         SnapshotError: `invalid_index`, `missing_object`, `tensor_set_mismatch`.
     """
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(SHARD_SUFFIX):
+        is_plain = isinstance(file, str) and not any(part in file for part in ("/", "\\", "\0", ".."))
+        if not is_plain or not file.endswith(SHARD_SUFFIX):
             raise SnapshotError(
                 "invalid_index",
                 f"weight_map names {file!r} for tensor {name!r}; it must be a safetensors file beside the index",

@@ -42,6 +42,7 @@ from hotloop.snapshots.directory import (
     open_shards,
     read_index,
 )
+from hotloop.snapshots.disk import report_full_disk
 from hotloop.snapshots.shard import Shard
 
 
@@ -289,15 +290,14 @@ class _WritableCopies:
             change.write_into(target)
 
     def copy_rest(self, files: Iterable[str]) -> None:
-        """Copy the files that no change touched, and let the changed ones reach the disk."""
+        """Copy the files that no change touched."""
         for file in files:
             if file not in self._maps:
                 self._copy(file)
-        for mapped in self._maps.values():
-            mapped.flush()
 
     def _copy(self, file: str) -> Path:
-        return Path(shutil.copyfile(self._base / file, self._out / file))
+        with report_full_disk(self._out):
+            return Path(shutil.copyfile(self._base / file, self._out / file))
 
     def __enter__(self) -> _WritableCopies:
         return self

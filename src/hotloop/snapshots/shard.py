@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from hotloop.errors import SnapshotError
+from hotloop.snapshots.disk import report_full_disk
 
 LENGTH_BYTES = 8
 MIN_HEADER_BYTES = 2
@@ -305,6 +306,7 @@ class ShardWriter:
         self._written: dict[str, dict[str, Any]] = {}
         self._current: str | None = None
         self._position = 0
+        self._is_done = False
         self._current_start = 0
         bound = (
             len(self._render_header(_widest(self._planned, data_bytes), {})) + metadata_bytes + len(METADATA_KEY) + 8
@@ -327,7 +329,8 @@ class ShardWriter:
         """Append bytes to the current tensor."""
         if self._current is None:
             raise ValueError("no tensor was begun")
-        self._file.write(data)
+        with report_full_disk(self.path.parent):
+            self._file.write(data)
         self._position += len(data)
 
     def end(self) -> int:
@@ -361,20 +364,29 @@ class ShardWriter:
         text = self._render_header(self._written, metadata or {})
         if len(text) > self._header_bytes:
             raise ValueError(f"the header needs {len(text)} bytes, {self._header_bytes} were kept free")
-        self._file.seek(0)
-        self._file.write(self._header_bytes.to_bytes(LENGTH_BYTES, "little"))
-        self._file.write(text.ljust(self._header_bytes, b" "))
-        self._file.flush()
-        if self._sync:
-            os.fsync(self._file.fileno())
-        self._file.close()
+        with report_full_disk(self.path.parent):
+            self._file.seek(0)
+            self._file.write(self._header_bytes.to_bytes(LENGTH_BYTES, "little"))
+            self._file.write(text.ljust(self._header_bytes, b" "))
+            self._file.flush()
+            if self._sync:
+                os.fsync(self._file.fileno())
+            self._file.close()
         os.replace(self._temporary, self.path)
+        self._is_done = True
         return LENGTH_BYTES + self._header_bytes + self._position
 
     def abort(self) -> None:
         """Drop what was written. Safe to call twice, and after `finish` it does nothing."""
-        if not self._file.closed:
+        if self._is_done:
+            return
+        self._is_done = True
+        try:
             self._file.close()
+        except OSError:
+            # Closing writes what is still buffered, which a full disk refuses again; the file goes anyway.
+            self._file.close()
+        finally:
             self._temporary.unlink(missing_ok=True)
 
     @staticmethod

@@ -227,7 +227,7 @@ def test_the_format_s_names_are_understood_in_any_case(name: str) -> None:
     assert parse_formats(name, "adler32").checksum_format == "adler32"
 
 
-@pytest.mark.parametrize("name", ["arc_v1", "arc_v3", "xor_one_to_one_zlib", "gzip", "", None, 7])
+@pytest.mark.parametrize("name", ["arc_v1", "arc_v3", "xor_one_to_one_zlib", "gzip", "", None, 7, [], {}])
 def test_other_formats_are_refused_with_the_list(name: object) -> None:
     with pytest.raises(SnapshotError) as caught:
         parse_formats(name)

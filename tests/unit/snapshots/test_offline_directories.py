@@ -109,10 +109,14 @@ def test_an_input_cannot_be_the_output(tmp_path: Path) -> None:
     [
         ("../secret.safetensors", "invalid_index"),
         ("weights.bin", "invalid_index"),
+        ("a\\b.safetensors", "invalid_index"),
+        ("..safetensors", "invalid_index"),
+        ("a\0.safetensors", "invalid_index"),
+        (7, "invalid_index"),
         ("absent.safetensors", "missing_object"),
     ],
 )
-def test_an_index_can_only_name_files_beside_it(file: str, code: str, tmp_path: Path) -> None:
+def test_an_index_can_only_name_files_beside_it(file: object, code: str, tmp_path: Path) -> None:
     shutil.copytree(DELTA, tmp_path / "delta")
     path = tmp_path / "delta" / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -200,3 +204,20 @@ def test_a_kill_while_writing_leaves_no_output_and_the_next_call_clears_up(tmp_p
     apply_directory(BASE, DELTA, out)
     assert read_all(out) == read_all(FULL)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_no_space_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = shutil.copyfile
+
+    def copy_to_full_disk(source: Path, target: Path) -> Path:
+        if target.suffix == ".safetensors":
+            target.symlink_to("/dev/full")
+        original(source, target)
+        return target
+
+    monkeypatch.setattr(shutil, "copyfile", copy_to_full_disk)
+    with pytest.raises(SnapshotError) as caught:
+        apply_directory(BASE, DELTA, tmp_path / "out")
+    assert caught.value.code == "no_space"
+    assert list(tmp_path.iterdir()) == []

@@ -192,3 +192,18 @@ def test_a_writer_refuses_bytes_that_do_not_fill_the_shape(tmp_path: Path) -> No
         writer.write(b"1234567")
         with pytest.raises(ValueError, match="7 bytes"):
             writer.end()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_writer_on_a_full_disk_says_no_space_and_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors.partial").symlink_to("/dev/full")
+    with pytest.raises(SnapshotError) as caught, ShardWriter(tmp_path / "x.safetensors", {"a": ("U8", None)}) as writer:
+        writer.begin("a")
+        writer.write(bytes(1 << 20))
+    assert caught.value.code == "no_space"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_of_the_disk_pass(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ShardWriter(tmp_path / "absent" / "x.safetensors", {})

@@ -113,7 +113,7 @@ def parse_formats(
     Raises:
         SnapshotError: `unsupported_format` or `unsupported_checksum`, with the supported list in `details`.
     """
-    name = compression_format.lower() if isinstance(compression_format, str) else compression_format
+    name = compression_format.lower() if isinstance(compression_format, str) else ""
     encoding = "xor" if delta_encoding is None else delta_encoding
     if name in _ARC_V2_ALIASES and encoding == "xor":
         default, name = "alder32", ARC_V2

@@ -35,6 +35,8 @@ were no faster than one, with 2 MiB each was slower."""
 _ZEROS = bytes(PIECE_BYTES)
 # A changed word costs 16 bytes for its range and 8 for itself, so above this share one range over all is smaller.
 _DENSE_SHARE = 1 / 3
+_HASH_BYTES = 64 << 20
+"""Some Adler-32 implementations count their input in 32 bits."""
 _LINE_BYTES = 64
 """Buffers are padded to this, so that eight word flags can be looked at as one."""
 
@@ -209,8 +211,9 @@ def decode_xor(
 
 def hash_unchanged(old: memoryview, hashers: Sequence[checksum.Hasher]) -> None:
     """Feed a tensor that did not change to its hashers."""
-    for hasher in hashers:
-        hasher.update(old)
+    for begin in range(0, len(old), _HASH_BYTES):
+        for hasher in hashers:
+            hasher.update(old[begin : begin + _HASH_BYTES])
 
 
 def refuse_size(name: str, expected: int, found: int, where: str) -> SnapshotError:

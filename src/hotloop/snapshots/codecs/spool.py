@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from hotloop.errors import SnapshotError
+from hotloop.snapshots.disk import report_full_disk
 
 MEMORY_LIMIT_BYTES = 16 << 20
 
@@ -48,19 +48,11 @@ class Spool:
             self._spill()
 
     def _spill(self) -> None:
-        try:
+        with report_full_disk(self._scratch or tempfile.gettempdir()):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._scratch, buffering=0)  # noqa: SIM115 (outlives this call)
             for part in self._parts:
                 _write_all(self._file, part)
-        except OSError as error:
-            raise SnapshotError(
-                "no_space",
-                f"a scratch file of {self.nbytes} bytes could not be written: {error}",
-                where=str(self._scratch or tempfile.gettempdir()),
-                do="Free disk space, or name another scratch directory.",
-                details={"cause": str(error)},
-            ) from error
         self._parts.clear()
 
     def view(self) -> memoryview:

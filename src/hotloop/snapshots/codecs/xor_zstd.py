@@ -64,7 +64,7 @@ def parse_index(index: Mapping[str, Any], *, where: str) -> DeltaIndex:
     if not isinstance(metadata, dict) or not isinstance(weight_map, dict):
         raise _refuse_index("metadata and weight_map must be objects", where)
     for key in ("version", "base_version"):
-        if not isinstance(metadata.get(key), str | int):
+        if not isinstance(metadata.get(key), str | int) or isinstance(metadata.get(key), bool):
             raise _refuse_index(f"metadata.{key} is missing", where)
     if not all(isinstance(file, str) for file in weight_map.values()):
         raise _refuse_index("weight_map must map tensor names to file names", where)
