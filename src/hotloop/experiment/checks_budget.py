@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hotloop.experiment.memory import RESIDUE_BYTES
 from hotloop.experiment.records import MemoryTotal
 from hotloop.experiment.rules import Facts, Say, error_rule
 from hotloop.units import GIB, format_bytes, format_seconds
@@ -51,11 +50,11 @@ def check_memory(facts: Facts) -> Iterator[Say]:
             )
         else:
             who = "trainer" if total.phase == "train" else "engine"
-            left = total.capacity_bytes - RESIDUE_BYTES
+            kept = sum(row.bytes for row in facts.memory.rows if (row.phase, row.item) == (total.phase, "residue"))
             yield Say(
-                f"{who} needs {format_bytes(total.bytes - RESIDUE_BYTES)} on each GPU",
-                f"{facts.gpu.id} leaves {format_bytes(left)} ({total.capacity_bytes / GIB:.1f} less "
-                f"{RESIDUE_BYTES / GIB:.1f} kept back)",
+                f"{who} needs {format_bytes(total.bytes - kept)} on each GPU",
+                f"{facts.gpu.id} leaves {format_bytes(total.capacity_bytes - kept)} "
+                f"({total.capacity_bytes / GIB:.1f} less {kept / GIB:.1f} kept back)",
                 f"GiB: {_list_largest(facts, total)}. {_advise_lever(facts)}",
             )
 
@@ -66,14 +65,23 @@ def check_staleness(facts: Facts) -> Iterator[Say]:
     bound, predicted = facts.staleness.bound, facts.staleness.predicted
     if bound is None or predicted <= bound:
         return
+    experiment = facts.experiment
+    if experiment.schedule == "sync":
+        yield Say(
+            f"max_staleness = {bound}",
+            f"partial rollouts are continued in a later round, so their first tokens are predicted to be {predicted} "
+            "versions old when they are trained (estimate)",
+            "Turn partial off, or lower response_tokens.",
+            ("max_staleness", "partial", "response_tokens"),
+        )
+        return
     yield Say(
         f"max_staleness = {bound}",
         f"a sample is predicted to be {predicted} versions old when it is trained: a response takes "
         f"{format_seconds(facts.staleness.latency_s)}, a round {format_seconds(facts.staleness.round_s)}, and "
         f"{facts.staleness.queued_rounds} rounds of finished groups wait (estimate)",
-        "Lower concurrency (now "
-        f"{facts.experiment.concurrency}, which bounds the queue) or response_tokens (now "
-        f"{facts.experiment.response_tokens}), or use the sync schedule.",
+        f"Lower concurrency (now {experiment.concurrency}, which bounds the queue) or response_tokens (now "
+        f"{experiment.response_tokens}), or use the sync schedule.",
     )
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hotloop.experiment.catalog.load import find_model
+from hotloop.experiment.choices import Experiment
 from hotloop.experiment.load import flatten
 from hotloop.experiment.records import Finding
 from hotloop.experiment.resolve import effective_recipe, read_slime_arg, resolve
 from hotloop.experiment.resume import compare_for_resume
-from hotloop.experiment.rules import Facts, Say, make_finding, note_rule, run_rules
+from hotloop.experiment.rules import Facts, Say, make_finding, note_rule, run_rules, show
 from hotloop.experiment.throughput import EAGLE_RUNNING_LIMIT, count_running_limit
 from hotloop.units import GIB, format_bytes
 
@@ -333,6 +334,32 @@ def note_rollout_gpus_unused(facts: Facts) -> Iterator[Say]:
             f"rollout_gpus = {given}",
             f"is not used while colocated: the engines take the trainer's {facts.layout.rollout_gpus} GPUs",
         )
+
+
+@note_rule("choice_unused", "layout", "pd", "eagle", "transport", "straw", "eval_mode", "task", "model")
+def note_choice_unused(facts: Facts) -> Iterator[Say]:
+    """A choice that was given and that nothing reads."""
+    given, default = facts.given, Experiment()
+    idle: dict[str, tuple[bool, str]] = {
+        "external_addrs": (given.layout != "external", "layout is not external"),
+        "prefill_gpus": (not given.pd, "pd is off"),
+        "rdma_device": (not given.pd, "pd is off"),
+        "eagle_steps": (given.eagle == "off", "eagle is off"),
+        "draft_path": (given.eagle != "external", "eagle is not external"),
+        "weight_dir": (given.transport == "nccl", "transport is nccl"),
+        "local_weight_dir": (given.transport != "delta", "transport is not delta"),
+        "straw_dir": (not given.straw, "straw is off"),
+        "straw_run_id": (not given.straw, "straw is off"),
+        "straw_declaration": (not given.straw, "straw is off"),
+        "ssm_dtype": (not facts.model.arch.is_hybrid, f"{facts.model.id} has no recurrent layers"),
+        "ssm_ratio": (not facts.model.arch.is_hybrid, f"{facts.model.id} has no recurrent layers"),
+        "eval_data": (given.eval_mode == "off", "eval_mode is off"),
+        "generate_hook": (given.task != "custom", "task is not custom"),
+        "reward_hook": (given.task != "custom", "task is not custom"),
+    }
+    for name, (is_idle, why) in idle.items():
+        if is_idle and getattr(given, name) != getattr(default, name):
+            yield Say(f"{name} = {show(getattr(given, name))}", f"is not used: {why}", "", (name,))
 
 
 @note_rule("rates_unknown", "gpu")

@@ -30,6 +30,8 @@ Candidate = tuple[Mapping[str, Any], str]
 
 MAX_PER_CODE = 4
 """Repairs shown for one finding; PD has four."""
+BUDGETS = ("memory", "staleness")
+"""Findings whose candidates are values of a few knobs, from the smallest change up."""
 PROTECTED = frozenset(
     {
         "model", "precision", "hf_path", "train_path", "data_path", "save_path", "megatron_path", "weight_dir",
@@ -93,6 +95,9 @@ def _list_memory_edits(facts: Facts) -> Iterator[Candidate]:
     if experiment.kv_dtype != "fp8" and facts.gpu.has_fp8:
         single.append(({"kv_dtype": "fp8"}, "keep KV in FP8"))
     yield from single
+    if facts.memory.requests_capacity < 1:
+        for value in _halve(experiment.response_tokens):
+            yield {"response_tokens": value}, f"lower response_tokens to {value}"
     for index, (first, first_title) in enumerate(single):
         for second, second_title in single[index + 1 :]:
             yield {**first, **second}, f"{first_title} and {second_title}"
@@ -113,12 +118,14 @@ def _halve(value: int) -> Iterator[int]:
 
 
 def _list_staleness_edits(facts: Facts) -> Iterator[Candidate]:
+    if facts.experiment.schedule == "sync":
+        yield {"partial": False}, "turn partial rollouts off"
+        return
     for value in _halve(facts.experiment.concurrency):
         yield {"concurrency": value}, f"lower concurrency to {value}"
     for value in _halve(facts.experiment.response_tokens):
         yield {"response_tokens": value}, f"lower response_tokens to {value}"
-    if facts.experiment.schedule == "async":
-        yield {"schedule": "sync"}, "use the sync schedule"
+    yield {"schedule": "sync"}, "use the sync schedule"
 
 
 def _list_shorter(facts: Facts) -> Iterator[Candidate]:
@@ -256,18 +263,18 @@ def find_repairs(facts: Facts, errors: tuple[Finding, ...]) -> tuple[Repair, ...
     trials = _Trials(facts, errors)
     repairs: list[Repair] = []
     for code in codes:
-        knobs: set[str] = set()
-        kept = 0
+        kept: list[Mapping[str, Any]] = []
         for edit, title in CANDIDATES.get(code, _fixed())(facts):
-            knob = ",".join(sorted(edit))
-            # One value of a knob is enough for a budget: the first that helps is the smallest change of it.
-            if kept == MAX_PER_CODE or (code in ("memory", "staleness") and knob in knobs):
+            if len(kept) == MAX_PER_CODE:
+                break
+            # The first value of a knob that helps a budget is its smallest change, and an edit that also turns other
+            # knobs does more than it must.
+            if code in BUDGETS and any(set(smaller) <= set(edit) for smaller in kept):
                 continue
             outcome = trials.clears(code, edit)
             if outcome is None:
                 continue
-            kept += 1
-            knobs.add(knob)
+            kept.append(edit)
             repairs.append(
                 Repair(
                     code=code,

@@ -34,6 +34,8 @@ DISK_BYTES_PER_S = 2e9
 HOST_LINK_BYTES_PER_S = 25e9
 SYNC_OVERHEAD_S = 2.0
 """Pause, flush and restart of the engines (t_0)."""
+COLOCATED_PASSES = 4
+"""Times that colocated weights cross GPU memory: read and written by the gather, and again by the copy."""
 CACHE_BOOKKEEPING_S = 0.001
 ACCEPTANCE = 0.8
 """Assumed share of accepted draft tokens."""
@@ -155,7 +157,7 @@ def _compute_sync_s(experiment: Experiment, model: Model, gpu: Gpu, layout: Layo
     if experiment.transport == "disk":
         return 2 * size / DISK_BYTES_PER_S + SYNC_OVERHEAD_S
     if experiment.layout == "colocate":
-        return size / (gpu.hbm_bytes_per_s * layout.train_gpus / 4) + SYNC_OVERHEAD_S
+        return COLOCATED_PASSES * size / (gpu.hbm_bytes_per_s * layout.train_gpus) + SYNC_OVERHEAD_S
     return size / NETWORK_BYTES_PER_S + SYNC_OVERHEAD_S
 
 

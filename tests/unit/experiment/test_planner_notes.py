@@ -44,6 +44,10 @@ CASES: list[tuple[str, Edit, Edit]] = [
     ("memory_tight", {"cpu_adam": False}, {"nodes": 2}),
     ("staleness_bound", {"max_staleness": 1}, {"max_staleness": None}),
     ("rollout_gpus_unused", {"rollout_gpus": 16}, {"layout": "separate"}),
+    ("choice_unused", {"ssm_ratio": 0.5}, {"model": "qwen38"}),
+    ("choice_unused", {"prefill_gpus": 8}, {"pd": True}),
+    ("choice_unused", {"weight_dir": "/w"}, {"layout": "separate", "transport": "disk"}),
+    ("choice_unused", {"eval_data": "/e.jsonl"}, {"eval_mode": "inline"}),
     ("rates_unknown", {"model": "qwen2.5-0.5b", "gpu": "gb10"}, {"gpu": "h100"}),
     ("resume_unread", {"resume_from": "/out"}, {"resume_from": ""}),
 ]

@@ -11,6 +11,8 @@ from hotloop.experiment.choices import Experiment
 from hotloop.experiment.plan import Plan, build_plan
 from hotloop.experiment.repairs import CANDIDATES, PROTECTED
 
+SMALL_POOL = {"slime_args": ["--sglang-mem-fraction-static", "0.14"]}
+
 
 def plan_of(**choices: Any) -> Plan:
     return build_plan(Experiment.model_validate(choices))
@@ -110,6 +112,9 @@ def test_l43_no_device_or_address_is_invented() -> None:
         ("group_size", {"sampling": {"group_size": 1}}, {"sampling.group_size": 8}),
         ("not_in_target", {"slime_target": "624b824a", "sc": True}, {"slime_target": "v0.4.0"}),
         ("eval", {"layout": "separate", "schedule": "async", "eval_mode": "inline"}, {"eval_mode": "side"}),
+        ("staleness", {"partial": True, "max_staleness": 0}, {"partial": False}),
+        # 0.14 of an H100 less weights and reserve holds 7,612 tokens, under one response of 1024 + 8000.
+        ("memory", {"model": "qwen3-8b", "response_tokens": 8000, "export": SMALL_POOL}, {"kv_dtype": "fp8"}),
         ("ssm_ratio", {"model": "qwen38", "ssm_ratio": -1.0}, {"ssm_ratio": None}),
     ],
 )
@@ -148,3 +153,10 @@ def test_no_candidate_edits_a_protected_choice() -> None:
     assert plan.repairs
     for repair in plan.repairs:
         assert not {change.field for change in repair.changes} & PROTECTED
+
+
+def test_an_edit_that_does_more_than_one_that_helps_is_not_offered() -> None:
+    plan = plan_of(model="qwen3-8b", response_tokens=8000, export=SMALL_POOL)
+    offered = edits(plan, "memory")
+    assert {"kv_dtype": "fp8"} in offered
+    assert not [edit for edit in offered if "kv_dtype" in edit and len(edit) > 1]
