@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -333,9 +334,12 @@ def test_f40_a_tensor_that_appears_in_one_step_only_is_refused(
 ) -> None:
     deployment = serve_one(trainer, deploy)
     fresh = {**make_tensors(2), "lm_head.weight": make_tensors(3)["embed.weight"]}
-    with pytest.raises(SnapshotError) as error:
-        trainer.publisher.publish(write_checkpoint(tmp_path / "two", fresh), "step000002", 2, kind="delta")
-    assert (error.value.code, error.value.exit_code) == ("tensor_set_mismatch", 2)
+    source = write_checkpoint(tmp_path / "two", fresh)
+    with pytest.raises(SnapshotError, match="tensor_set_mismatch"):
+        trainer.publisher.publish(source, "step000002", 2, kind="delta")
+    command = [sys.executable, "-m", "hotloop.cli.main", "publish", "delta", "--dir", str(source)]
+    command += ["--bucket", trainer.url, "--identity", "step000002", "--policy-version", "2", "--parent", "step000001"]
+    assert subprocess.run(command, capture_output=True).returncode == 2
     # A tied copy of a tensor that the base has is pruned to the base's names.
     tied = {**make_tensors(2, share=0.1, base=trainer.tensors)}
     tied["lm_head.weight"] = tied["embed.weight"]

@@ -195,7 +195,7 @@ class FakeEngine:
         """
         if not self._is_paused and self._active:
             raise HotloopError("not_paused", "weights can only be written while the engine is paused")
-        if update.policy_version == self._fails_once_at:
+        if update.policy_version == self._fails_once_at and (update.ranges or update.tensors):
             self._bytes = {name: bytearray(len(data)) for name, data in self._bytes.items()}
             raise HotloopError("install_failed", "the device failed after half of the write")
         fresh = {name: bytearray(data) for name, data in self._bytes.items()}

@@ -31,6 +31,7 @@ from hotloop.snapshots.reader import SnapshotReader
 STARTUP_RETRY_S = 5.0
 LOAD_ATTEMPTS = 3
 RETRY_FIRST_S = 1.0
+RETRY_LONGEST_S = 30.0
 
 
 @dataclass(slots=True)
@@ -307,7 +308,7 @@ class Deployment:
             return
         loading = member.status.loading
         if member.status.load_id == load.load_id and loading.stage == "error" and self._may_retry(member, load):
-            delay = RETRY_FIRST_S * 2 ** (load.attempts[member.replica_id] - 1)
+            delay = min(RETRY_FIRST_S * 2 ** (load.attempts[member.replica_id] - 1), RETRY_LONGEST_S)
             member.status.loading.stage = "pending"
             self._spawn(self._send(member, load, delay))
             return
@@ -322,8 +323,11 @@ class Deployment:
             self._finish_if_over(self._active)
 
     def _may_retry(self, member: Member, load: Load) -> bool:
-        loading = member.status.loading
-        return loading.retryable and not load.is_canceled and load.attempts.get(member.replica_id, 0) < LOAD_ATTEMPTS
+        """A replica that serves nothing is tried on and on, unless a newer wish waits; one that serves, three times."""
+        if not member.status.loading.retryable or load.is_canceled:
+            return False
+        has_nothing_to_serve = not member.status.readiness and self._waiting is None
+        return has_nothing_to_serve or load.attempts.get(member.replica_id, 0) < LOAD_ATTEMPTS
 
     def _activate_next(self, load: Load) -> None:
         slots = self._config.transition.max_concurrent_swaps
