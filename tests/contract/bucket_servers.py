@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -196,6 +197,8 @@ class FaultProxy:
     """How often each (method, path without query) was asked."""
     ranges: list[str] = field(default_factory=list)
     """Range headers of GET requests."""
+    signers: list[tuple[str, str]] = field(default_factory=list)
+    """Access key id and session token of each request; empty where it has none."""
     endpoint: str = ""
     session: aiohttp.ClientSession | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -220,6 +223,9 @@ class FaultProxy:
             self.requests[request.method, request.path] += 1
             if request.method == "GET" and "Range" in request.headers:
                 self.ranges.append(request.headers["Range"])
+            credential = re.search(r"Credential=([^/]+)/", request.headers.get("Authorization", ""))
+            token = request.headers.get("X-Amz-Security-Token", "")
+            self.signers.append((credential[1] if credential else "", token))
         fault = self._take(request.method, request.path)
         body = await request.read()
         if fault is not None and fault.status:

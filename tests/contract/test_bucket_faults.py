@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +22,7 @@ from hotloop.snapshots.bucket import Bucket
 from hotloop.snapshots.bucket_access import StaticKeys, open_bucket, probe_access
 from hotloop.snapshots.cache import Cache
 from hotloop.snapshots.materialize import rebuild, stage
+from hotloop.snapshots.publish_job import PublishSettings
 from hotloop.snapshots.publisher import Publisher
 from hotloop.snapshots.reader import RemoteFile, SnapshotReader
 from hotloop.snapshots.retry import RetryPolicy
@@ -184,6 +189,90 @@ def test_eight_readers_of_two_replicas_read_each_object_once(proxy: FaultProxy, 
     assert set(results) == {state["layer0"].tobytes()}
     for identity in ("step000001", "step000002"):
         assert proxy.count_gets(f"{identity}/model-00001-of-00001.safetensors") == 1
+
+
+READER_PROGRAM = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from hotloop.snapshots.bucket_access import open_bucket
+from hotloop.snapshots.cache import Cache
+from hotloop.snapshots.materialize import stage
+from hotloop.snapshots.reader import SnapshotReader
+
+url, folder = sys.argv[1:]
+bucket = open_bucket(url)
+cache = Cache(folder, bytes(range(32)), bucket)
+print("ready", flush=True)
+sys.stdin.readline()
+with ThreadPoolExecutor(8) as pool:
+    loads = [pool.submit(stage, "step000002", SnapshotReader(bucket), cache) for _ in range(8)]
+    texts = {bytes(load.result().tensors["layer0"].data).hex()[:64] for load in loads}
+print(*texts, flush=True)
+"""
+
+
+def test_two_processes_with_eight_readers_each_read_each_object_once(
+    proxy: FaultProxy, name: str, tmp_path: Path
+) -> None:
+    bucket = open_through(proxy, name)
+    rng = np.random.default_rng(5)
+    state = {f"layer{i}": rng.integers(0, 2**16, (1024, 512), dtype=np.uint16) for i in range(3)}
+    publisher = Publisher(bucket, PublishSettings(max_shard_bytes=2 * MIB))
+    publisher.publish(state, "step000001", 1, extras={"config.json": b"{}"})
+    state["layer0"][0, 0] ^= 1
+    publisher.publish(state, "step000002", 2, extras={"config.json": b"{}"})
+    proxy.requests.clear()
+    replicas = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER_PROGRAM, f"s3://{BUCKET}/{name}", str(tmp_path / "cache")],
+            env={**os.environ, **bucket_servers.writer_environ(proxy.endpoint)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for replica in replicas:
+        assert replica.stdout is not None
+        assert replica.stdout.readline() == "ready\n"
+    for replica in replicas:
+        assert replica.stdin is not None
+        replica.stdin.write("go\n")
+        replica.stdin.flush()
+    outputs = [replica.communicate(timeout=120)[0].strip() for replica in replicas]
+    assert outputs == [state["layer0"].tobytes().hex()[:64]] * 2
+    shards = sorted(
+        (path, count) for (method, path), count in proxy.requests.items() if method == "GET" and "model-" in path
+    )
+    assert [count for _, count in shards] == [1] * 4, shards
+
+
+@pytest.mark.slow
+def test_a_publisher_killed_inside_a_multipart_upload_is_completed_by_a_retry(
+    proxy: FaultProxy, name: str, tmp_path: Path
+) -> None:
+    program = (
+        "import os, signal, sys, numpy as np\n"
+        "from hotloop.snapshots.bucket_access import open_bucket\n"
+        "from hotloop.snapshots.publisher import Publisher\n"
+        "state = {'w': np.random.default_rng(6).integers(0, 256, 80 * 2**20, dtype=np.uint8)}\n"
+        "Publisher(open_bucket(sys.argv[1])).publish(state, 'step000001', 1)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, f"s3://{BUCKET}/{name}"],
+        env={**os.environ, **bucket_servers.writer_environ(proxy.endpoint)},
+    )
+    # A part of the upload is a PUT with a part number in its query; the path is that of the shard.
+    while not any(method == "PUT" and path.endswith(".safetensors") for method, path in list(proxy.requests)):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    bucket = open_through(proxy, name)
+    assert SnapshotReader(bucket).find("step000001") is None
+    state = {"w": np.random.default_rng(6).integers(0, 256, 80 * MIB, dtype=np.uint8)}
+    assert Publisher(bucket).publish(state, "step000001", 1).was_there is False
+    assert bytes(rebuild("step000001", SnapshotReader(bucket)).tensors["w"].data) == state["w"].tobytes()
 
 
 @pytest.mark.slow
