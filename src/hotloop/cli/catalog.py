@@ -1,92 +1,89 @@
-"""`hotloop catalog`: the models and GPUs that the planner knows, and one more from a Hugging Face config.json."""
+"""`hotloop catalog`: the models and GPUs that the planner knows, and `catalog add` for one more."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from hotloop.cli.planner_input import open_catalog
 from hotloop.errors import InputError
-from hotloop.units import GIB, format_count
-
-if TYPE_CHECKING:
-    from hotloop.experiment.catalog.records import Catalog
 
 
-@click.group(invoke_without_command=True)
+@click.group(name="catalog", invoke_without_command=True)
 @click.option(
-    "--catalog", "catalogs", multiple=True, type=click.Path(path_type=Path, dir_okay=False), help="More models."
+    "--catalog", "catalogs", multiple=True, type=click.Path(path_type=Path, dir_okay=False), help="More tables."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print every fact as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print every record as JSON.")
 @click.pass_context
-def command(context: click.Context, catalogs: tuple[Path, ...], as_json: bool) -> None:
-    """List models and GPUs with their sizes; `add` makes an entry for another model."""
-    if context.invoked_subcommand is not None:
+def command(ctx: click.Context, catalogs: tuple[Path, ...], as_json: bool) -> None:
+    """List models and GPUs with their sizes and sources."""
+    if ctx.invoked_subcommand is not None:
         return
-    from hotloop.experiment.catalog.load import load_catalog
-    from hotloop.experiment.records import to_plain
-
-    catalog = load_catalog(catalogs)
+    catalog = open_catalog(catalogs)
     if as_json:
+        from hotloop.experiment.records import to_plain
+
         click.echo(json.dumps({"models": to_plain(catalog.models), "gpus": to_plain(catalog.gpus)}, indent=2))
-    else:
-        _print_catalog(catalog)
+        return
+    from rich.console import Console
+    from rich.table import Table
 
+    from hotloop.units import format_bytes, format_count
 
-def _print_catalog(catalog: Catalog) -> None:
-    click.echo(f"{'model':22} {'parameters':>10} {'active':>9} {'KV/token':>9}  recipe")
+    console = Console(highlight=False, markup=False)
+    models = Table("model", "name", "parameters", "active", "recipe", "engine", "exports", box=None, pad_edge=False)
     for model in catalog.models.values():
-        recipe, arch = model.recipe, model.arch
-        sizes = f"{recipe.nodes} x {recipe.gpus_per_node} GPUs, TP {recipe.tp} PP {recipe.pp} CP {recipe.cp}"
-        sizes += f" EP {recipe.ep}, engine {recipe.engine_gpus}"
-        kind = " (serving only; sizes proposed)" if model.rollout_only else ""
-        click.echo(
-            f"{model.id:22} {format_count(arch.params_total):>10} {format_count(arch.params_active):>9} "
-            f"{arch.kv_bytes_per_token_bf16:>9}  {sizes}{kind}"
+        recipe = model.recipe
+        models.add_row(
+            model.id,
+            model.label,
+            format_count(model.arch.params_total),
+            format_count(model.arch.params_active),
+            f"{recipe.nodes} x 8, TP {recipe.tp} PP {recipe.pp} CP {recipe.cp} EP {recipe.ep}",
+            f"{recipe.engine_gpus} GPUs",
+            "no" if model.rollout_only else "yes",
         )
-    click.echo(f"\n{'gpu':12} {'memory':>10}  bandwidth    interconnect")
+    console.print(models)
+    console.print()
+    gpus = Table("gpu", "name", "memory", "BF16 FLOP/s", "FP8 FLOP/s", box=None, pad_edge=False)
     for gpu in catalog.gpus.values():
-        memory = f"{gpu.memory_bytes / GIB:.1f} GiB"
-        click.echo(f"{gpu.id:12} {memory:>10}  {gpu.hbm_bytes_per_s / 1e12:.2f} TB/s   {gpu.interconnect}")
-    click.echo("\nEvery fact with its source: hotloop catalog --json")
+        rates = [f"{rate:.3g}" if rate else "-" for rate in (gpu.bf16_dense_flops, gpu.fp8_dense_flops)]
+        gpus.add_row(gpu.id, gpu.label, format_bytes(gpu.memory_bytes), *rates)
+    console.print(gpus)
 
 
-@command.command("add")
-@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--name", help="What experiments call it; the folder's name unless given.")
-@click.option("--repo", help="Its Hugging Face repository, owner/name.")
-@click.option("--model-script", default="", help="slime's script of the model; without one it can only be served.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write in place of printing.")
-def add(config: Path, name: str | None, repo: str | None, model_script: str, out: Path | None) -> None:
-    """Make a catalogue entry from CONFIG, a model's config.json, with parallel sizes proposed.
+@command.command(name="add")
+@click.argument("config", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--name", required=True, help="Name of the model in experiments.")
+@click.option("--repo", "hf_repo", required=True, help="Hugging Face repository, owner/name.")
+@click.option("--model-script", default="", help="slime's script of the model; without one it cannot be exported.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="TOML file to write or extend."
+)
+def add(config: Path, name: str, hf_repo: str, model_script: str, out: Path) -> None:
+    """Make a catalogue entry from a Hugging Face config.json, with parallel sizes proposed.
 
-    Use the file with `--catalog FILE`. The sizes are proposed from the dimensions: check them before you rent GPUs.
+    Use it with `--catalog FILE` of plan, check, export and repair.
     """
+    from hotloop.experiment.catalog.load import load_catalog
     from hotloop.experiment.catalog.propose import propose_entry
 
-    name = name or config.resolve().parent.name
-    text = propose_entry(name, _read_config(config), repo or name, model_script)
-    if out is None:
-        click.echo(text, nl=False)
-        return
-    if out.exists():
-        raise InputError("file_exists", "is there already", where=str(out), do="Give another name to --out.")
-    out.write_text(text, encoding="utf-8")
-    click.echo(f"{out}: {name}. Use it with --catalog {out}")
-
-
-def _read_config(path: Path) -> dict[str, object]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        raise InputError("file_unreadable", why, where=str(path), do="Give a model's config.json.") from error
-    except (UnicodeDecodeError, ValueError) as error:
+        fields = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError("bad_json", f"is not JSON: {error}", where=str(config), do="Give a config.json.") from error
+    if not isinstance(fields, dict):
+        raise InputError("bad_json", "does not hold an object", where=str(config), do="Give a config.json.")
+    known = load_catalog([out] if out.exists() else [])
+    if name in known.models:
         raise InputError(
-            "bad_json", f"is not JSON: {error}", where=str(path), do="Give a model's config.json."
-        ) from error
-    if not isinstance(config, dict):
-        raise InputError("bad_json", "does not hold an object", where=str(path), do="Give a model's config.json.")
-    return config
+            "catalog_entry", "is already in the catalogue", where=f"model name {name}", do="Choose another name."
+        )
+    entry = propose_entry(name, fields, hf_repo, model_script)
+    before = out.read_text(encoding="utf-8") if out.exists() else ""
+    text = f"{before.rstrip()}\n\n{entry}" if before.strip() else entry
+    out.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    recipe = load_catalog([out]).models[name].recipe
+    click.echo(f"wrote {out}: {name}, TP {recipe.tp} PP {recipe.pp} EP {recipe.ep} on {recipe.nodes} nodes")

@@ -16,6 +16,8 @@ from hotloop.cli.planner_input import (
     read_build,
 )
 
+SCRIPTS = ("experiment.sh", "serving-reference.sh")
+
 
 @click.command(name="export")
 @experiment_options
@@ -47,6 +49,10 @@ def command(
     opened = open_plan(experiment, catalogs)
     bundle = build_bundle(opened.plan, opened.catalog, read_build())
     out.mkdir(parents=True, exist_ok=True)
+    for name in SCRIPTS:
+        if name not in bundle.files and (out / name).exists():
+            (out / name).unlink()
+            click.echo(f"removed {out / name}, which belongs to an earlier export")
     for name, text in bundle.files.items():
         path = out / name
         path.write_bytes(text.encode("utf-8"))
