@@ -56,6 +56,7 @@ def open_anchor(info: SnapshotInfo, shards: Mapping[str, Shard], *, workers: int
     Raises: SnapshotError `tensor_set_mismatch`, `layout_changed`, `checksum_mismatch`, `missing_parent`.
     """
     content = Content(list_tensors(shards.values()))
+    _check_index(info, shards)
     if info.manifest is None:
         _refuse_disguised_delta(info, shards)
         return content
@@ -91,6 +92,7 @@ def apply_delta(
     """
     formats = info.formats
     assert formats is not None, "a delta has formats"
+    _check_index(info, shards)
     expected: dict[str, int] | None = None
     if info.manifest is not None:
         _check_layout(info.manifest, content.tensors)
@@ -161,6 +163,26 @@ def list_names_once(identity: str, shards: Mapping[str, Shard]) -> None:
                     details={"tensor": name},
                 )
             seen[name] = file
+
+
+def _check_index(info: SnapshotInfo, shards: Mapping[str, Shard]) -> None:
+    """Check that the files of a foreign directory hold what its index says, no more and no less.
+
+    Raises: SnapshotError `tensor_set_mismatch`.
+    """
+    if info.weight_map is None:
+        return
+    found = {name: file for file, shard in shards.items() for name in shard.tensors}
+    check_same_names(info.weight_map, found, where=f"snapshot {info.identity}")
+    for name, file in info.weight_map.items():
+        if found[name] != file:
+            raise SnapshotError(
+                "tensor_set_mismatch",
+                f"its index places tensor {name!r} in {file}, but it lies in {found[name]}",
+                where=f"snapshot {info.identity}",
+                do="Write an index that fits the files.",
+                details={"identity": info.identity, "tensor": name},
+            )
 
 
 def _check_left_out(manifest: Manifest, content: Content, seen: Set[str]) -> None:

@@ -166,6 +166,16 @@ def _make(
             retryable=True,
             exit_code=2,
         )
+    stray = [name for name in objects if name.endswith(".safetensors") and name not in weights]
+    if stray:
+        raise SnapshotError(
+            "tensor_set_mismatch",
+            f"holds {len(stray)} weight files that its index does not name, first {stray[0]}",
+            where=f"snapshot {identity}",
+            do="Remove them, or write an index that names every file.",
+            details={"identity": identity, "extra": stray[:20]},
+            exit_code=2,
+        )
     if kind == "delta" and parent == identity:
         raise SnapshotError(
             "chain_broken",

@@ -370,9 +370,9 @@ class Mirror:
                 path.unlink(missing_ok=True)
 
     def _next_number(self) -> int:
-        if self._state is None:
-            return 1
-        return int(self._state.weights.removeprefix("weights-").removesuffix(".bin")) + 1
+        """A number that no file has: one that is mapped must never be truncated under its readers."""
+        numbers = [path.stem.removeprefix("weights-") for path in self._root.glob("weights-*.bin")]
+        return max((int(number) for number in numbers if number.isdigit()), default=0) + 1
 
     def _translate(self, error: OSError) -> Exception:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

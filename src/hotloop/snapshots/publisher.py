@@ -151,13 +151,13 @@ class Publisher:
     def _choose_parent(self, known: Mapping[str, Known], identity: str, kind: str, parent: str | None) -> Known | None:
         """Return the snapshot to take the difference from, or None for an anchor."""
         already = known.get(identity)
-        if already is not None and kind == "auto" and parent is None:
+        if kind == "anchor":
+            return None
+        if already is not None and parent is None:
             # A retry makes the choice again that the first call made, although its own result is now the newest.
             if already.link.parent is None:
                 return None
-            parent, kind = already.link.parent, "delta"
-        if kind == "anchor":
-            return None
+            parent = already.link.parent
         chosen = known.get(parent) if parent is not None else self._catalogue.find_newest(but=identity)
         if chosen is None:
             if kind == "auto" and parent is None:

@@ -10,6 +10,8 @@ Does not do: fetching weights (cache.py), rules between snapshots (chain.py).
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +35,9 @@ from hotloop.snapshots.layout import (
 )
 from hotloop.snapshots.manifest import MAX_MANIFEST_BYTES, Kind, Manifest, parse_manifest
 from hotloop.snapshots.retry import RetryPolicy, call_with_retries
+
+_REMEMBERED_MANIFESTS = 32
+"""A manifest of a large mixture of experts has tens of thousands of tensors, and a bucket hundreds of snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class SnapshotInfo:
     """Manifest digest, or the content digest of a foreign directory."""
     files: Mapping[str, RemoteFile]
     manifest: Manifest | None
+    weight_map: Mapping[str, str] | None = None
+    """Tensor -> file as the index of a foreign directory says; None with a manifest and for a one-file anchor."""
 
     @property
     def link(self) -> Link:
@@ -100,7 +107,8 @@ class SnapshotReader:
         """Read from a bucket, with retries of passing faults."""
         self.bucket = bucket
         self.retry = retry or RetryPolicy()
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._lock = threading.Lock()
 
     def describe(self, identity: str, hints: Hints | None = None) -> SnapshotInfo:
         """Describe a complete snapshot.
@@ -132,9 +140,11 @@ class SnapshotReader:
 
     def find_manifest(self, identity: str) -> Manifest | None:
         """Read the manifest of an identity, or None when there is none."""
-        known = self._manifests.get(identity)
-        if known is not None:
-            return known
+        with self._lock:
+            known = self._manifests.get(identity)
+            if known is not None:
+                self._manifests.move_to_end(identity)
+                return known
         key = snapshot_key(identity, MANIFEST_NAME)
         try:
             # One byte above the limit, so that the parser refuses it with the limit's own code.
@@ -144,12 +154,16 @@ class SnapshotReader:
                 return None
             raise
         manifest = parse_manifest(data, identity=identity)
-        self._manifests[identity] = manifest
+        with self._lock:
+            self._manifests[identity] = manifest
+            while len(self._manifests) > _REMEMBERED_MANIFESTS:
+                self._manifests.popitem(last=False)
         return manifest
 
     def forget(self, identity: str) -> None:
         """Drop what is remembered of an identity, so that the next look reads the bucket."""
-        self._manifests.pop(identity, None)
+        with self._lock:
+            self._manifests.pop(identity, None)
 
     def list_identities(self) -> list[str]:
         """List the directories whose names are identities, sorted."""
@@ -201,7 +215,15 @@ class SnapshotReader:
             for name in found.files
         }
         return SnapshotInfo(
-            identity, found.kind, found.parent, found.policy_version, found.formats, found.digest, files, None
+            identity,
+            found.kind,
+            found.parent,
+            found.policy_version,
+            found.formats,
+            found.digest,
+            files,
+            manifest=None,
+            weight_map=index.weight_map if index is not None else None,
         )
 
     def _read_index(self, identity: str) -> Index:

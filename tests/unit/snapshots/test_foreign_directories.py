@@ -172,6 +172,36 @@ def test_an_index_that_is_no_index_is_invalid(text: bytes) -> None:
     assert refuse(SnapshotReader(bucket), "step1").code == "invalid_index"
 
 
+@pytest.mark.parametrize("name", ["model-00003-of-00003.safetensors", "adapter.safetensors"])
+def test_f08_a_weight_file_outside_the_index_is_a_set_mismatch(name: str) -> None:
+    reader = make_reader(step000001="step000001")
+    reader.bucket.put("step000001/notes.txt", b"fine")
+    reader.describe("step000001")
+    reader.bucket.put(f"step000001/{name}", b"x")
+    assert refuse(reader, "step000001").code == "tensor_set_mismatch"
+
+
+@pytest.mark.parametrize("name", ["tensor_extra", "tensor_missing"])
+def test_f08_a_shard_with_other_tensors_than_the_index_says_is_a_set_mismatch(name: str) -> None:
+    reader = make_reader(step000001="step000001", step000002="step000002")
+    broken = (DATA / "bad" / f"{name}.safetensors").read_bytes()
+    reader.bucket.put("step000002/model-00001-of-00002.safetensors", broken)
+    with pytest.raises(SnapshotError) as caught:
+        stage("step000002", reader, MemoryFetcher(reader.bucket), hints=FIREWORKS)
+    assert caught.value.code == "tensor_set_mismatch"
+
+
+def test_f08_an_index_that_misplaces_a_tensor_is_a_set_mismatch() -> None:
+    reader = make_reader(step000001="step000001")
+    key = "step000001/model.safetensors.index.json"
+    index = json.loads(reader.bucket.get(key, max_bytes=10**6))
+    index["weight_map"]["lm_head.weight"] = "model-00001-of-00002.safetensors"
+    reader.bucket.put(key, json.dumps(index).encode())
+    with pytest.raises(SnapshotError) as caught:
+        rebuild("step000001", reader)
+    assert caught.value.code == "tensor_set_mismatch"
+
+
 def test_an_identity_is_checked_before_any_storage_call() -> None:
     bucket = FakeBucket()
     assert refuse(SnapshotReader(bucket), "../etc").code == "invalid_identity"

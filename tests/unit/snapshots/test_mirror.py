@@ -153,6 +153,14 @@ def test_f31_an_empty_delta_advances_the_version(mirror: Mirror) -> None:
     assert (mirror.held.identity, mirror.policy_version) == ("step000002", 2)
 
 
+def test_views_of_an_old_copy_stay_readable_while_a_new_one_is_written(mirror: Mirror) -> None:
+    bucket, states = make_bucket(4, full_every=2)
+    mirror.promote(load(bucket, 1, mirror))
+    old = mirror.tensors["layer0.weight"].data
+    mirror.promote(load(bucket, 3, mirror))
+    assert bytes(old) == states[0]["layer0.weight"].tobytes()
+
+
 def test_a_failed_install_forgets_the_copy(mirror: Mirror, tmp_path: Path) -> None:
     bucket, _ = make_bucket(1)
     mirror.promote(load(bucket, 1, mirror))

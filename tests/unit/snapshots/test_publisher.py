@@ -89,6 +89,15 @@ def test_publishing_the_same_again_finds_it_and_writes_nothing() -> None:
     assert bucket.objects == before
 
 
+def test_a_retry_of_an_older_delta_finds_its_own_parent_again() -> None:
+    bucket, states = make_bucket(3)
+    for kind in ("auto", "delta"):
+        again = Publisher(bucket).publish(
+            states[1], "step000002", 2, kind=kind, extras={"config.json": b'{"hidden_size": 33}'}
+        )
+        assert (again.was_there, again.parent) == (True, "step000001")
+
+
 def test_f16_the_same_identity_with_other_bytes_is_refused() -> None:
     bucket, states = make_bucket(2)
     other = change_state(states[1], 7)
