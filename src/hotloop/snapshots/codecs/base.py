@@ -115,6 +115,7 @@ def parse_formats(
     """
     name = compression_format.lower() if isinstance(compression_format, str) else ""
     encoding = "xor" if delta_encoding is None else delta_encoding
+    encoding = encoding.lower() if isinstance(encoding, str) else encoding
     if name in _ARC_V2_ALIASES and encoding == "xor":
         default, name = "alder32", ARC_V2
     elif name == ZSTD and encoding in _SLIME_ENCODINGS:

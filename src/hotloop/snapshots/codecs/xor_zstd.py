@@ -22,6 +22,7 @@ from typing import Any
 from hotloop.errors import SnapshotError
 from hotloop.snapshots.codecs.base import (
     SLIME_FORMATS,
+    ZSTD,
     DeltaFormats,
     EncodedShard,
     TensorBytes,
@@ -69,7 +70,10 @@ def parse_index(index: Mapping[str, Any], *, where: str) -> DeltaIndex:
     if not all(isinstance(file, str) for file in weight_map.values()):
         raise _refuse_index("weight_map must map tensor names to file names", where)
     formats = parse_formats(
-        metadata.get("compression_format"), metadata.get("checksum_format"), metadata.get("delta_encoding"), where=where
+        metadata.get("compression_format", ZSTD),  # the readers of this form take it for granted
+        metadata.get("checksum_format"),
+        metadata.get("delta_encoding"),
+        where=where,
     )
     return DeltaIndex(formats, str(metadata["version"]), str(metadata["base_version"]), dict(weight_map))
 
