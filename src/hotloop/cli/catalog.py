@@ -28,12 +28,22 @@ def command(ctx: click.Context, catalogs: tuple[Path, ...], as_json: bool) -> No
         click.echo(json.dumps({"models": to_plain(catalog.models), "gpus": to_plain(catalog.gpus)}, indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from hotloop.units import format_bytes, format_count
 
     console = Console(highlight=False, markup=False)
-    models = Table("model", "name", "parameters", "active", "recipe", "engine", "exports", box=None, pad_edge=False)
+    models = Table(
+        Column("model", no_wrap=True),
+        "name",
+        "parameters",
+        "active",
+        "recipe",
+        "engine",
+        "exports",
+        box=None,
+        pad_edge=False,
+    )
     for model in catalog.models.values():
         recipe = model.recipe
         models.add_row(
@@ -47,7 +57,7 @@ def command(ctx: click.Context, catalogs: tuple[Path, ...], as_json: bool) -> No
         )
     console.print(models)
     console.print()
-    gpus = Table("gpu", "name", "memory", "BF16 FLOP/s", "FP8 FLOP/s", box=None, pad_edge=False)
+    gpus = Table(Column("gpu", no_wrap=True), "name", "memory", "BF16 FLOP/s", "FP8 FLOP/s", box=None, pad_edge=False)
     for gpu in catalog.gpus.values():
         rates = [f"{rate:.3g}" if rate else "-" for rate in (gpu.bf16_dense_flops, gpu.fp8_dense_flops)]
         gpus.add_row(gpu.id, gpu.label, format_bytes(gpu.memory_bytes), *rates)
