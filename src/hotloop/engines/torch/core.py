@@ -36,7 +36,6 @@ from hotloop.engines.torch.draw import (
     Shape,
     compute_distribution,
     compute_keys,
-    compute_uniforms,
     draw,
 )
 from hotloop.engines.torch.heads import record_heads
@@ -126,7 +125,6 @@ class Core:
         self._slot = np.zeros(0, dtype=np.int64)
         self._row = np.zeros(0, dtype=np.int64)
         self._token = np.zeros(0, dtype=np.int64)
-        self._key = np.zeros(0, dtype=np.uint64)
         self._count = np.zeros(0, dtype=np.int64)
         self._limit = np.zeros(0, dtype=np.int64)
         self._shape = np.zeros(0, dtype=np.int64)
@@ -302,14 +300,8 @@ class Core:
         """Enter the completions of admitted requests into the arrays."""
         counts = [live.request.n for live in batch]
         total = sum(counts)
-        slots = self._record.open(total, self.policy_version, self.snapshot_identity)
-        indices = np.concatenate([np.arange(count) for count in counts])
         keys = []
-        at = 0
         for live, count in zip(batch, counts, strict=True):
-            for index in range(count):
-                self._owner[int(slots[at + index])] = (live, index)
-            at += count
             if live.request.seeds:
                 seeds = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in live.request.seeds], dtype=np.uint64)
                 keys.append(np.concatenate([compute_keys(int(seed), np.zeros(1, np.int64)) for seed in seeds]))
@@ -321,14 +313,16 @@ class Core:
                 live.matchers = [StopMatcher(tokenizer, live.request.params.stop) for _ in range(count)]
             self._num_watched += _is_watched(live)
             self._num_routed += live.prompt_routes is not None
+        slots = self._record.open(np.concatenate(keys), self.policy_version, self.snapshot_identity)
+        owners = [(live, index) for live in batch for index in range(live.request.n)]
+        self._owner.update(zip(slots.tolist(), owners, strict=True))
         per = [np.repeat(np.array(values, dtype=np.int64), counts) for values in self._per_request(batch, rows)]
         self._slot = np.concatenate((self._slot, slots))
         self._row = np.concatenate((self._row, per[0]))
         self._limit = np.concatenate((self._limit, per[1]))
         self._shape = np.concatenate((self._shape, per[2]))
         self._stops = np.concatenate((self._stops, per[3]))
-        self._key = np.concatenate((self._key, *keys))
-        zeros = np.zeros_like(indices)
+        zeros = np.zeros(total, dtype=np.int64)
         self._count = np.concatenate((self._count, zeros))
         self._token = np.concatenate((self._token, zeros))
 
@@ -358,7 +352,7 @@ class Core:
             which: the completions, as a slice of the arrays.
         """
         shapes, counts = self._shape[which], self._count[which]
-        uniforms = compute_uniforms(self._key[which], counts)
+        uniforms = self._record.uniforms(self._slot[which], counts)
         if shapes[0] == shapes[-1] and (shapes == shapes[0]).all():
             groups: list[tuple[int, Ints | slice]] = [(int(shapes[0]), slice(None))]
         else:
@@ -504,7 +498,7 @@ class Core:
         )
 
     def _empty_chunk(self, live: Live, index: int, reason: FinishReason) -> Chunk:
-        slot = int(self._record.open(1, self.policy_version, self.snapshot_identity)[0])
+        slot = int(self._record.open(compute_keys(0, np.zeros(1, np.int64)), 0, "")[0])
         chunk = self._cut(live, index, slot, 0, 0, reason, None)
         self._record.close(slot)
         return chunk
@@ -518,7 +512,7 @@ class Core:
         is written was one that is read, so the copies are one operator.
         """
         if keep is not None:
-            for name in ("_slot", "_row", "_token", "_key", "_count", "_limit", "_shape", "_stops"):
+            for name in ("_slot", "_row", "_token", "_count", "_limit", "_shape", "_stops"):
                 setattr(self, name, getattr(self, name)[keep])
         if len(self._slot) == 0:
             self._num_rows = 0

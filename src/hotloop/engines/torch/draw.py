@@ -172,32 +172,35 @@ def draw(distribution: Distribution, rows: Ints, uniforms: Floats) -> Drawn:
         uniforms: [C] numbers in (0, 1).
     """
     sampling, raw = distribution.sampling, distribution.raw
-    n = sampling.shape[0]
-    index = torch.from_numpy(rows).to(sampling.device)
+    n, count = sampling.shape[0], len(rows)
+    device = sampling.device
+    # Rows in order with one completion each is the common case once answers have diverged.
+    is_plain = count == n and bool((rows == np.arange(n)).all())
+    index = None if is_plain else torch.from_numpy(rows).to(device)
     if distribution.is_greedy:
-        tokens = sampling.argmax(-1)[index]
+        tokens = sampling.argmax(-1)
+        if index is not None:
+            tokens = tokens[index]
     else:
         cumulative = sampling.exp().cumsum(-1, dtype=torch.float64)
-        if len(rows) == n:
-            # One completion per row and rows in order is the common case once answers have diverged.
-            wanted = torch.from_numpy(_to_row_order(rows, uniforms)).to(sampling.device)[:, None]
-            tokens = torch.searchsorted(cumulative, wanted * cumulative[:, -1:], right=True)[:, 0][index]
+        if index is None:
+            wanted = torch.from_numpy(uniforms[:, None]).to(device) * cumulative[:, -1:]
+            tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
         else:
             slots, width = _number_within_rows(rows, n)
             padded = np.zeros((n, width))
             padded[rows, slots] = uniforms
-            wanted = torch.from_numpy(padded).to(sampling.device)
-            found = torch.searchsorted(cumulative, wanted * cumulative[:, -1:], right=True)
-            tokens = found[index, torch.from_numpy(slots).to(sampling.device)]
-    logprobs = raw[index, tokens]
-    chosen = logprobs if sampling is raw else sampling[index, tokens]
-    return Drawn(tokens.cpu().numpy(), logprobs.cpu().numpy(), chosen.cpu().numpy())
-
-
-def _to_row_order(rows: Ints, uniforms: Floats) -> Floats:
-    ordered = np.empty_like(uniforms)
-    ordered[rows] = uniforms
-    return ordered
+            wanted = torch.from_numpy(padded).to(device) * cumulative[:, -1:]
+            found = torch.searchsorted(cumulative, wanted, right=True)
+            tokens = found[index, torch.from_numpy(slots).to(device)]
+    if index is None:
+        logprobs = raw.gather(1, tokens[:, None])[:, 0]
+        chosen = logprobs if sampling is raw else sampling.gather(1, tokens[:, None])[:, 0]
+    else:
+        logprobs = raw[index, tokens]
+        chosen = logprobs if sampling is raw else sampling[index, tokens]
+    recorded = logprobs.cpu().numpy()
+    return Drawn(tokens.cpu().numpy(), recorded, recorded if chosen is logprobs else chosen.cpu().numpy())
 
 
 def _number_within_rows(rows: Ints, n: int) -> tuple[Ints, int]:

@@ -1,7 +1,7 @@
 """What was recorded when tokens were drawn: per-completion buffers, and `Completion` records cut from them.
 
-Owns: one row of preallocated arrays per completion in flight (token, both logprobs, routes), its version spans, and
-the optional heads (top logprobs, support).
+Owns: one row of preallocated arrays per completion in flight (random number, token, both logprobs, routes), its version
+spans, and the optional heads (top logprobs, support).
 
 Promises: writing a step is one indexed store per array, whatever the number of completions; Python lists are made
 only when a completion ends or a chunk is sent; a version span starts exactly at the first token drawn after a write.
@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from hotloop.engines.torch.draw import Keys, compute_uniforms
 from hotloop.types import Completion, FinishReason, Support, TopLogprobs, VersionSpan
 
 Ints = npt.NDArray[np.int64]
@@ -60,21 +61,34 @@ class RecordBuffer:
         self.tokens = np.empty((num_slots, 0), dtype=np.int32)
         self.logprobs = np.empty((num_slots, 0), dtype=np.float32)
         self.sampling_logprobs = np.empty((num_slots, 0), dtype=np.float32)
+        self._keys = np.zeros(num_slots, dtype=np.uint64)
+        self._uniforms = np.empty((num_slots, 0))
         self._routes: npt.NDArray[np.generic] | None = None
         self._spans: list[list[tuple[int, int, str]]] = [[] for _ in range(num_slots)]
         self._heads: dict[int, Heads] = {}
 
-    def open(self, count: int, version: int, identity: str) -> Ints:
-        """Take slots for `count` new completions whose first token will come from this version."""
-        slots = [self._free.pop() for _ in range(count)]
+    def open(self, keys: Keys, version: int, identity: str) -> Ints:
+        """Take a slot for each key: new completions whose first token will come from this version."""
+        slots = [self._free.pop() for _ in range(len(keys))]
         for slot in slots:
             self._spans[slot] = [(0, version, identity)]
-        return np.array(slots, dtype=np.int64)
+        taken = np.array(slots, dtype=np.int64)
+        self._keys[taken] = keys
+        self._uniforms[taken] = compute_uniforms(keys[:, None], np.arange(self._width)[None])
+        return taken
 
     def close(self, slot: int) -> None:
         """Give a slot back."""
         self._free.append(slot)
         self._heads.pop(slot, None)
+
+    def uniforms(self, slots: Ints, positions: Ints) -> npt.NDArray[np.float64]:
+        """Give the random number of each completion at its position; see draw.compute_uniforms."""
+        need = int(positions.max()) + 1
+        if need > self._width:
+            self._grow(need)
+        numbers: npt.NDArray[np.float64] = self._uniforms.ravel()[slots * self._width + positions]
+        return numbers
 
     def write(
         self,
@@ -84,13 +98,11 @@ class RecordBuffer:
         logprobs: npt.NDArray[np.float32],
         sampling_logprobs: npt.NDArray[np.float32],
     ) -> None:
-        """Store the tokens that were just drawn."""
-        need = int(positions.max()) + 1
-        if need > self._width:
-            self._grow(need)
-        self.tokens[slots, positions] = tokens
-        self.logprobs[slots, positions] = logprobs
-        self.sampling_logprobs[slots, positions] = sampling_logprobs
+        """Store the tokens that were just drawn with the numbers that `uniforms` gave for these positions."""
+        where = slots * self._width + positions
+        self.tokens.ravel()[where] = tokens
+        self.logprobs.ravel()[where] = logprobs
+        self.sampling_logprobs.ravel()[where] = sampling_logprobs
 
     def write_routes(self, slots: Ints, positions: Ints, routes: npt.NDArray[np.generic]) -> None:
         """Store the routes [C, L, E] of completion token `positions`, known when that token has been fed."""
@@ -189,6 +201,8 @@ class RecordBuffer:
         self.tokens = np.concatenate((self.tokens, pad.astype(np.int32)), 1)
         self.logprobs = np.concatenate((self.logprobs, pad.astype(np.float32)), 1)
         self.sampling_logprobs = np.concatenate((self.sampling_logprobs, pad.astype(np.float32)), 1)
+        fresh = compute_uniforms(self._keys[:, None], np.arange(self._width, width)[None])
+        self._uniforms = np.concatenate((self._uniforms, fresh), 1)
         if self._routes is not None:
             more = np.zeros((self._num_slots, extra, *self._routes.shape[2:]), dtype=self._route_dtype)
             self._routes = np.concatenate((self._routes, more), 1)

@@ -109,20 +109,23 @@ class KVCache:
             layer.view(num_slots * max_context, 2 * config.num_kv_heads, config.head_dim) for layer in self.all
         ]
         """Per layer [slots x S, 2 K, d]: token `slot * S + position`."""
-        self._head_dim = config.head_dim
-        self._layer_stride, *self._strides = self.all.stride()
+        self._strides = self.all.stride()
 
     def window(self, layer: int, first: int, stop: int, columns: int) -> tuple[Tensor, Tensor]:
         """Give keys and values of rows first .. stop-1, columns 0 .. columns-1, as [rows, K, columns, d]."""
-        # as_strided is one operator where slicing twice and transposing is four.
-        row_stride, column_stride, head_stride, _ = self._strides
-        size = (stop - first, self.num_kv, columns, self._head_dim)
-        strides = (row_stride, head_stride, column_stride, 1)
-        start = layer * self._layer_stride + first * row_stride
-        return (
-            self.all.as_strided(size, strides, start),
-            self.all.as_strided(size, strides, start + self.num_kv * head_stride),
-        )
+        part = self.all[layer, first:stop, :columns].transpose(1, 2)
+        return part[:, : self.num_kv], part[:, self.num_kv :]
+
+    def windows(self, n: int, begin: int, end: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Give keys and values of rows 0 .. n-1, columns begin .. end-1, of every layer, as [n, K, columns, d]."""
+        # Four operators for all layers; slicing and transposing would be four for each.
+        size = (self.all.shape[0], n, self.num_kv, end - begin, self.all.shape[4])
+        layer, row, column, head, _ = self._strides
+        strides = (layer, row, head, column, 1)
+        start = begin * column
+        keys = self.all.as_strided(size, strides, start)
+        values = self.all.as_strided(size, strides, start + self.num_kv * head)
+        return keys.unbind(0), values.unbind(0)
 
     def copy_rows(self, source: Ints, target: Ints, length: int) -> None:
         """Copy the first `length` columns of some rows onto others; no target is a source."""
@@ -177,7 +180,7 @@ class NativeRunner:
         self._head_unit = 1.0 / math.sqrt(config.head_dim)
         self._workspace = Workspace(config, num_slots, self._dtype, self._device)
         self._steps: list[_Step] = []
-        self._final_norm = torch.empty(0)
+        self._final_norm = self._head_t = torch.empty(0)
         self._route_dtype = np.uint8 if config.num_experts <= 256 else np.uint16
         self.refresh()
 
@@ -188,6 +191,7 @@ class NativeRunner:
         wide = math.sqrt(config.hidden_size) if self._is_wide else 1.0
         head = math.sqrt(config.head_dim) if self._is_wide else 1.0
         self._final_norm = params.norm * wide
+        self._head_t = params.head.t()
         self._steps = []
         for index, layer in enumerate(params.layers):
             qk_norm = None
@@ -287,6 +291,7 @@ class NativeRunner:
         x, h, size, rotated, head_size, normed = w.x, w.h, w.size, w.rotated, w.head_size, w.normed
         torch.index_select(self.arena.params.embed, 0, torch.from_numpy(tokens).to(self._device), out=x)
         routes: list[Tensor] = []
+        keys, values = self.kv.windows(n, 0, columns)
         for step in self._steps:
             self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(step.input_norm)
             if step.qkv_bias is None:
@@ -301,24 +306,22 @@ class NativeRunner:
             torch.mul(normed, cos, out=w.product)
             torch.addcmul(w.product, w.turned, sin, out=rotated)
             step.kv_flat.index_copy_(0, where, w.new_kv)
-            keys, values = self.kv.window(step.index, 0, n, columns)
-            mixed = F.scaled_dot_product_attention(w.queries, keys, values, attn_mask=mask)
-            x.addmm_(mixed.view(n, -1), step.o_t)
+            mixed = F.scaled_dot_product_attention(w.queries, keys[step.index], values[step.index], attn_mask=mask)
+            x.addmm_(mixed.reshape(n, -1), step.o_t)
             if step.o_bias is not None:
                 x.add_(step.o_bias)
             self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(step.post_norm)
             if step.gate_up_t is not None and step.down_t is not None:
                 torch.mm(h, step.gate_up_t, out=w.gate_up)
-                torch.ops.aten.silu.out(w.gate, out=w.active)
-                w.active.mul_(w.up)
-                x.addmm_(w.active, step.down_t)
+                x.addmm_(F.silu(w.gate).mul_(w.up), step.down_t)
                 if self.config.num_experts:
                     routes.append(torch.zeros(n, self.config.experts_per_token, dtype=torch.int64, device=x.device))
             else:
                 out, used, _ = compute_moe(self.config, step.layer, h, None)
                 x.add_(out)
                 routes.append(used)
-        return self._logits(x), self._pack_routes(routes)
+        self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(self._final_norm)
+        return torch.mm(h, self._head_t).float(), self._pack_routes(routes)
 
     @torch.inference_mode()
     def prefill(self, prefills: list[Prefill]) -> PrefillResult:

@@ -50,8 +50,6 @@ class Views:
     """[n, 2 I]"""
     gate: Tensor
     up: Tensor
-    active: Tensor
-    """[n, I]"""
 
 
 class Workspace:
@@ -72,7 +70,7 @@ class Workspace:
         self._heads = make(num_rows, heads)
         self._head_size = make(num_rows, rotated, 1, of=torch.float32)
         self._normed, self._turned, self._product = (make(num_rows, rotated, config.head_dim) for _ in range(3))
-        self._gate_up, self._active = make(num_rows, 2 * width), make(num_rows, width)
+        self._gate_up = make(num_rows, 2 * width)
 
     def views(self, n: int) -> Views:
         """Give the buffers cut to n rows."""
@@ -104,5 +102,4 @@ class Workspace:
             gate_up=gate_up,
             gate=gate_up[:, : config.intermediate_size],
             up=gate_up[:, config.intermediate_size :],
-            active=self._active[:n],
         )
