@@ -208,8 +208,10 @@ convert() {
   fi
   enter_slime
   load_model_args
-  PYTHONPATH="$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}" python -m torch.distributed.run --nproc-per-node 8 --nnodes 4 --node-rank "$CONVERT_NODE_RANK" --master-addr "$CONVERT_MASTER_ADDR" --master-port "${CONVERT_MASTER_PORT:-12345}" \
-    tools/convert_hf_to_torch_dist.py "${MODEL_ARGS[@]}" ${CONVERT_ARGS[@]+"${CONVERT_ARGS[@]}"} \
+  PYTHONPATH="$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}" python -m torch.distributed.run --nproc-per-node 8 \
+    --nnodes 4 --node-rank "$CONVERT_NODE_RANK" \
+    --master-addr "$CONVERT_MASTER_ADDR" --master-port "${CONVERT_MASTER_PORT:-12345}" \
+    tools/convert_hf_to_torch_dist.py "${MODEL_ARGS[@]}" "${CONVERT_ARGS[@]}" \
     --hf-checkpoint "$BF16_DIR" --save "$TRAIN_DIR"
 }
 

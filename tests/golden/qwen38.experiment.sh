@@ -166,7 +166,7 @@ convert() {
   enter_slime
   load_model_args
   PYTHONPATH="$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}" python -m torch.distributed.run --nproc-per-node 8 \
-    tools/convert_hf_to_torch_dist.py "${MODEL_ARGS[@]}" ${CONVERT_ARGS[@]+"${CONVERT_ARGS[@]}"} \
+    tools/convert_hf_to_torch_dist.py "${MODEL_ARGS[@]}" "${CONVERT_ARGS[@]}" \
     --hf-checkpoint "$BF16_DIR" --save "$TRAIN_DIR"
 }
 

@@ -341,6 +341,16 @@ def test_x05_4_async_with_side_evaluation_has_a_second_command_and_no_inline_fla
     assert "--colocate" in side
 
 
+def test_x05_4_the_side_job_of_a_disaggregated_run_is_one_plain_colocated_pool(tmp_path: Path) -> None:
+    cluster = StubCluster(tmp_path, FLASH)
+    script = render(eval_mode="side", eval_data="/e.jsonl", partial=True, mask_prefix=True, **PD)
+    assert cluster.run(script, "evaluate").returncode == 0
+    side = entry_words(cluster.calls_of("ray")[0])
+    assert "--sglang-config" not in side
+    assert not [word for word in side if "disaggregation" in word or "partial" in word]
+    assert "--colocate" in side
+
+
 def test_x05_4_without_side_evaluation_the_second_command_is_unknown(tmp_path: Path) -> None:
     cluster = StubCluster(tmp_path, FLASH)
     assert cluster.run(render(), "evaluate").returncode == 2

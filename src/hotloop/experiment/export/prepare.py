@@ -129,7 +129,7 @@ def _data_line(path: str, catalog: Catalog, what: str) -> str:
 
 def render_convert(choices: Experiment, model: Model) -> str:
     convert = model.convert
-    launch = f"python -m torch.distributed.run --nproc-per-node {convert.processes_per_node}"
+    launch = f"python -m torch.distributed.run --nproc-per-node {convert.processes_per_node} \\\n"
     checks = ""
     if convert.nodes > 1:
         last = convert.nodes - 1
@@ -141,15 +141,15 @@ def render_convert(choices: Experiment, model: Model) -> str:
   fi
 """
         launch += (
-            f' --nnodes {convert.nodes} --node-rank "$CONVERT_NODE_RANK"'
-            ' --master-addr "$CONVERT_MASTER_ADDR" --master-port "${CONVERT_MASTER_PORT:-12345}"'
+            f'    --nnodes {convert.nodes} --node-rank "$CONVERT_NODE_RANK" \\\n'
+            '    --master-addr "$CONVERT_MASTER_ADDR" --master-port "${CONVERT_MASTER_PORT:-12345}" \\\n'
         )
+    run = '  PYTHONPATH="$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}" ' + launch
     rows = render_array("CONVERT_ARGS", build_convert_rows(convert, model))
     return f"""{rows}convert() {{
 {checks}  enter_slime
   load_model_args
-  PYTHONPATH="$MEGATRON_PATH${{PYTHONPATH:+:$PYTHONPATH}}" {launch} \\
-    tools/convert_hf_to_torch_dist.py "${{MODEL_ARGS[@]}}" ${{CONVERT_ARGS[@]+"${{CONVERT_ARGS[@]}}"}} \\
+{run}    tools/convert_hf_to_torch_dist.py "${{MODEL_ARGS[@]}}" "${{CONVERT_ARGS[@]}}" \\
     --hf-checkpoint "$BF16_DIR" --save "$TRAIN_DIR"
 }}
 """

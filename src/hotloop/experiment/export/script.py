@@ -30,10 +30,10 @@ from hotloop.experiment.export.shell import (
 from hotloop.experiment.export.slime import (
     ArgGroup,
     build_environment,
-    build_side_eval_groups,
     build_train_argv,
     build_train_groups,
     choose_driver,
+    make_side_eval_choices,
     publishes,
 )
 from hotloop.experiment.flags import load_flags, split_flags
@@ -105,7 +105,7 @@ def render_experiment_sh(choices: Experiment, model: Model, catalog: Catalog) ->
         render_prepare(choices, model, catalog),
         render_convert(choices, model),
         _render_check(choices),
-        _render_submit(choices, model, "train", choose_driver(choices), groups, build_train_argv(choices, model)),
+        _render_submit(choices, model, "train", groups),
     ]
     if has_side_eval:
         parts.append(_render_side_eval(choices, model))
@@ -228,12 +228,10 @@ def needs_launcher(words: list[str]) -> bool:
     return any(not _PLAIN_WORD.fullmatch(word) for word in words)
 
 
-def _render_submit(
-    choices: Experiment, model: Model, name: str, driver: str, groups: list[ArgGroup], argv: list[str]
-) -> str:
+def _render_submit(choices: Experiment, model: Model, name: str, groups: list[ArgGroup]) -> str:
     arrays = " ".join(f'"${{{group.name}[@]}}"' for group in groups)
     lines = [f"{name}() {{", "  enter_slime", "  load_model_args"]
-    lines.append(f'  local words=(python3 {driver} "${{MODEL_ARGS[@]}}" {arrays})')
+    lines.append(f'  local words=(python3 {choose_driver(choices)} "${{MODEL_ARGS[@]}}" {arrays})')
     if choices.pd:
         yaml = render_sglang_yaml(build_server_groups(choices, effective_recipe(choices, model)))
         mark = choose_heredoc_mark(yaml)
@@ -249,7 +247,7 @@ def _render_submit(
     if name == "train" and choices.rounds_more is not None:
         lines += _render_rounds_more(choices)
     entry = '"${words[@]}"'
-    if needs_launcher(argv):
+    if needs_launcher([word for group in groups for word in group.words]):
         lines += [
             "  # Ray hands the entry point to a shell; a word here would mean something to it, so it goes as a file.",
             "  local launcher",
@@ -279,14 +277,15 @@ def _render_rounds_more(choices: Experiment) -> list[str]:
 
 
 def _render_side_eval(choices: Experiment, model: Model) -> str:
-    groups = [ArgGroup(f"SIDE_{group.name}", group.rows) for group in build_side_eval_groups(choices, model)]
+    alone = make_side_eval_choices(choices)
+    groups = [ArgGroup(f"SIDE_{group.name}", group.rows) for group in build_train_groups(alone, model)]
     arrays = "".join(render_array(group.name, group.rows) for group in groups)
-    argv = [word for group in groups for word in group.words]
     comment = render_comment(
         "Held-out evaluation beside the training: its own Ray cluster of the trainer's size, the newest checkpoint,\n"
         "no rounds. Set RAY_DASHBOARD to that cluster. Nothing of it enters the training data."
     )
-    return comment + arrays + _render_submit(choices, model, "evaluate", "train.py", groups, argv)
+    submit = _render_submit(alone, model, "evaluate", groups)
+    return comment + arrays + submit
 
 
 def _render_dispatch(commands: list[str]) -> str:

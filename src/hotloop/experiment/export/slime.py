@@ -1,6 +1,6 @@
 """An experiment as slime's argument vector: which flags it writes, with which values, in which order.
 
-Owns: `build_train_groups` (the arrays of `experiment.sh train`), `build_side_eval_groups` (the evaluation-only job),
+Owns: `build_train_groups` (the arrays of `experiment.sh train`), `make_side_eval_choices` (the evaluation-only job),
 `build_environment` (environment of driver and workers), `choose_driver`. Foreign names (`n_samples_per_prompt`,
 `rollout_id`) live only here.
 
@@ -102,18 +102,20 @@ def build_train_argv(choices: Experiment, model: Model) -> list[str]:
     return words
 
 
-def build_side_eval_groups(choices: Experiment, model: Model) -> list[ArgGroup]:
-    """Return the arrays of the evaluation-only job that reads the newest checkpoint (X05.4).
+def make_side_eval_choices(choices: Experiment) -> Experiment:
+    """Return the evaluation-only job that reads the newest checkpoint (X05.4), as choices.
 
     slime evaluates and stops when `--num-rollout` is 0 and an eval interval is set. The job runs on its own GPUs with
     the layout of the experiment, colocated, on the sync driver; nothing of it enters training data.
     """
-    alone = choices.model_copy(
+    return choices.model_copy(
         update={
             "schedule": "sync",
             "layout": "colocate",
             "transport": "nccl",
+            "pd": False,
             "partial": False,
+            "mask_prefix": False,
             "straw": False,
             "eval_mode": "inline",
             "eval_interval": 1,
@@ -122,7 +124,6 @@ def build_side_eval_groups(choices: Experiment, model: Model) -> list[ArgGroup]:
             "resume_from": choices.save_path or "",
         }
     )
-    return build_train_groups(alone, model)
 
 
 def build_environment(choices: Experiment) -> dict[str, str]:
