@@ -13,6 +13,7 @@ from command_line import RunCommand
 from safetensors.numpy import load_file
 
 from hotloop.experiment.load import load_experiment
+from hotloop.experiment.presets import PRESETS
 from hotloop.loop.assembly import make_trainer_settings
 from hotloop.loop.rollout_file import read_rollouts, replay_batch
 from hotloop.telemetry.metrics import read_metrics, without_times
@@ -128,3 +129,18 @@ def test_the_mixture_of_experts_records_its_routes(hotloop: RunCommand, tmp_path
     tokens = len(record["tokens"])
     assert record["rollout_routed_experts"]["shape"] == [tokens - 1, 2, 2]
     assert read_metrics(run / "metrics.jsonl")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["start", "scale", "agent"])
+def test_every_cluster_preset_is_rehearsed(hotloop: RunCommand, tmp_path: Path, name: str) -> None:
+    choices = PRESETS[name]().model_dump(mode="json")
+    (tmp_path / "experiment.json").write_text(json.dumps({"schema": 1, "app": "hotloop", "choices": choices}))
+    quick = ["--set=laptop.warmup_max_steps=40", "--set=laptop.eval_rows=32", "--set=sampling.num_groups=8"]
+    outcome = hotloop("run", tmp_path / "experiment.json", "--out", tmp_path / "run", "--set=rounds=3", *quick)
+    assert outcome.code == 0, outcome.err
+    assert "kept as chosen:" in outcome.out and "  rounds = 3" in outcome.out
+    assert "not rehearsed:" in outcome.out
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 3
+    account = json.loads((tmp_path / "run" / "experiment.json").read_text())["rehearsal"]
+    assert {"kept", "replaced", "not_rehearsed"} == set(account)

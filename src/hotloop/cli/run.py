@@ -20,6 +20,7 @@ from hotloop.errors import EXIT_INTERRUPTED, InputError
 if TYPE_CHECKING:
     from hotloop.experiment.choices import Experiment
     from hotloop.experiment.load import Loaded
+    from hotloop.experiment.rehearsal import Rehearsal
     from hotloop.loop.checkpoint import LoopState
     from hotloop.loop.dataset import Dataset
     from hotloop.loop.progress import Progress
@@ -62,23 +63,34 @@ def command(
                 "bad_setting", "--resume goes on in its own folder", where="--resume", do="Leave out FILE and --out."
             )
         return _resume(resume, settings, explain=explain, quiet=quiet, began=began)
-    loaded = _load(file, settings)
+    loaded, rehearsal = _load(file, settings)
+    if rehearsal is not None and not quiet:
+        from hotloop.loop.rehearsing import render_account
+
+        click.echo(f"{loaded.source}\n{render_account(rehearsal)}")
     if explain:
         from hotloop.loop.explain import render_explanation
 
         click.echo(render_explanation(loaded))
         return 0
-    return _start(loaded, out, quiet=quiet, began=began)
+    return _start(loaded, rehearsal, out, quiet=quiet, began=began)
 
 
-def _load(file: Path | None, settings: tuple[str, ...]) -> Loaded:
+def _load(file: Path | None, settings: tuple[str, ...]) -> tuple[Loaded, Rehearsal | None]:
+    """Read what is to run; a cluster experiment is read as its laptop form."""
     from hotloop.experiment.load import load_experiment
     from hotloop.experiment.presets import LAPTOP_PRESET, make_laptop_preset
 
-    return load_experiment(file, settings, base=make_laptop_preset(), base_name=LAPTOP_PRESET, aliases=ALIASES)
+    base = make_laptop_preset()
+    loaded = load_experiment(file, settings, base=base, base_name=LAPTOP_PRESET, aliases=ALIASES)
+    if loaded.experiment.laptop.policy:
+        return loaded, None
+    from hotloop.loop.rehearsing import prepare_rehearsal
+
+    return prepare_rehearsal(loaded, settings, ALIASES)
 
 
-def _start(loaded: Loaded, out: Path | None, *, quiet: bool, began: float) -> int:
+def _start(loaded: Loaded, rehearsal: Rehearsal | None, out: Path | None, *, quiet: bool, began: float) -> int:
     from hotloop.loop.dataset import open_dataset
     from hotloop.loop.resuming import plan_run
     from hotloop.loop.run_folder import RunFolder
@@ -90,7 +102,7 @@ def _start(loaded: Loaded, out: Path | None, *, quiet: bool, began: float) -> in
     folder = RunFolder.create(out or _choose_folder(dataset.name, experiment.laptop.seed))
     lock = folder.lock()
     try:
-        _write_experiment(folder, experiment)
+        _write_experiment(folder, experiment, rehearsal)
         say = _silence if quiet else click.echo
         say(f"run folder: {folder.root}")
         _prepare_policy(experiment, dataset, folder, say)
@@ -143,15 +155,18 @@ def _choose_folder(name: str, seed: int) -> Path:
     return candidate
 
 
-def _write_experiment(folder: RunFolder, experiment: Experiment) -> None:
+def _write_experiment(folder: RunFolder, experiment: Experiment, rehearsal: Rehearsal | None = None) -> None:
     from hotloop.experiment.choices import SCHEMA
     from hotloop.loop.provenance import describe_environment
     from hotloop.loop.run_folder import write_json
 
-    choices = experiment.model_dump(mode="json")
-    write_json(
-        folder.experiment, {"schema": SCHEMA, "app": "hotloop", "choices": choices, "run": describe_environment()}
-    )
+    content = {"schema": SCHEMA, "app": "hotloop", "choices": experiment.model_dump(mode="json")}
+    content["run"] = describe_environment()
+    if rehearsal is not None:
+        from hotloop.loop.rehearsing import describe_account
+
+        content["rehearsal"] = describe_account(rehearsal)
+    write_json(folder.experiment, content)
 
 
 def _prepare_policy(experiment: Experiment, dataset: Dataset, folder: RunFolder, say: Any) -> None:

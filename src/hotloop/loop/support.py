@@ -162,6 +162,12 @@ def find_support(path: str) -> Support:
     return SUPPORT["laptop.hooks"] if path.startswith("laptop.hooks") else SUPPORT[path]
 
 
+def is_supported(path: str, value: Any) -> bool:
+    """Tell whether the loop carries out a value of a leaf."""
+    allowed = find_support(path).allowed
+    return allowed is None or value in allowed
+
+
 def check_support(experiment: Experiment) -> None:
     """Refuse what the loop cannot carry out.
 
@@ -172,7 +178,7 @@ def check_support(experiment: Experiment) -> None:
         Problem("not_yet_supported", "hotloop run does not carry this out yet", f"{path} = {value!r}", support.do)
         for path, value in flatten(experiment.model_dump(mode="python"))
         for support in [find_support(path)]
-        if support.allowed is not None and value not in support.allowed
+        if not is_supported(path, value)
     ]
     problems += _check_rules(experiment)
     if problems:
@@ -183,9 +189,8 @@ def _check_rules(experiment: Experiment) -> list[Problem]:
     sampling, laptop, data = experiment.sampling, experiment.laptop, experiment.data
     problems: list[Problem] = []
     if not laptop.policy:
-        why = "a cluster experiment has no laptop form yet"
         do = "Set laptop.policy to dense, moe or a Hugging Face directory."
-        problems.append(Problem("not_yet_supported", why, "laptop.policy = ''", do))
+        problems.append(Problem("no_policy", "there is nothing to train", "laptop.policy = ''", do))
     if sampling.group_size < 2:
         kind = experiment.algorithm.kind
         why = f'must be at least 2 for "{kind}", because an advantage is the reward minus the group\'s mean'

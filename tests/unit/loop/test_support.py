@@ -77,7 +77,7 @@ def test_an_estimator_without_its_arithmetic_is_refused(kind: str) -> None:
         (["data_path=x.jsonl"], "two_prompt_sources"),
         (["laptop.task=", "data_path=x.jsonl"], "no_held_out"),
         (["r3=true"], "r3_dense"),
-        (["laptop.policy="], "not_yet_supported"),
+        (["laptop.policy="], "no_policy"),
     ],
 )
 def test_rules_of_a_run(settings: list[str], code: str) -> None:
