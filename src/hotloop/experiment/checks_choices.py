@@ -49,9 +49,7 @@ def check_delta_colocate(facts: Facts) -> Iterator[Say]:
 def check_r3_dense(facts: Facts) -> Iterator[Say]:
     """Routing replay needs routing."""
     if facts.experiment.r3 and not facts.model.arch.moe:
-        yield Say(
-            "r3 = on", f"{facts.model.id} is dense: it has no routed experts to replay", "Turn r3 off, or choose a MoE."
-        )
+        yield Say("r3 = on", f"{facts.model.label} has no routed experts to replay", "Turn r3 off, or choose a MoE.")
 
 
 @error_rule("deterministic_async", "deterministic", "schedule")

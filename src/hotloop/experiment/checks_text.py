@@ -32,12 +32,12 @@ def check_hook_form(facts: Facts) -> Iterator[Say]:
     """A custom task names both hooks as dotted functions."""
     if facts.experiment.task != "custom":
         return
-    for name in ("generate_hook", "reward_hook"):
+    for name, example in (("generate_hook", "my_task.generate"), ("reward_hook", "my_task.reward")):
         text = getattr(facts.experiment, name)
         if not _HOOK.fullmatch(text):
             yield Say(
                 f"{name} = {show(text)}",
-                "a custom task needs a dotted path to a function, such as my_task.generate",
+                f"a custom task needs a dotted path to a function, such as {example}",
                 f"Set {name} to module.function.",
                 (name, "task"),
             )

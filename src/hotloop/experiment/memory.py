@@ -1,7 +1,7 @@
 """X01: where the bytes go. Itemised memory of the worst GPU while training and while serving, and of a node's host.
 
 Owns: `compute_memory` and the rows behind it. Training takes the pipeline stage that needs most; serving one engine
-GPU; the host the node that needs most. A verdict per phase: `fits`, `tight` (under 10 % left) or `over`.
+GPU; the host the kind of node that needs most. A verdict per phase: `fits`, `tight` (under 10 % left) or `over`.
 
 Promises: pure; the rows of a phase add up to its total; every row carries its formula with the numbers in it.
 Everything is an estimate with its assumptions listed, except what follows from shapes alone (weights, gradients,
@@ -195,13 +195,19 @@ def _engine_host_rows(case: _Case, where: str) -> Iterator[MemoryRow]:
         yield MemoryRow("host", where, "HiCache", HICACHE_RATIO * pool * ranks, formula)
 
 
-def _host_rows(case: _Case) -> list[MemoryRow]:
-    """Rows of the node that needs most host memory."""
+def _host_nodes(case: _Case) -> list[list[MemoryRow]]:
+    """Rows of each kind of node."""
+    if not case.layout.stages:
+        return [[]]
     if case.is_colocated:
-        return [*_trainer_host_rows(case, "node"), *_engine_host_rows(case, "node")]
+        return [[*_trainer_host_rows(case, "node"), *_engine_host_rows(case, "node")]]
     trainer = list(_trainer_host_rows(case, "trainer node"))
     engine = [] if case.experiment.layout == "external" else list(_engine_host_rows(case, "rollout node"))
-    return max(trainer, engine, key=lambda rows: sum(row.bytes for row in rows))
+    return [trainer, engine]
+
+
+def _sum_item(nodes: list[list[MemoryRow]], item: str) -> int:
+    return sum(row.bytes for rows in nodes for row in rows if row.item == item)
 
 
 def _assumptions(case: _Case) -> tuple[str, ...]:
@@ -243,11 +249,8 @@ def _rows_of(case: _Case) -> tuple[tuple[MemoryRow, ...], tuple[int, ...]]:
     sums = tuple(sum(row.bytes for row in rows) for rows in stages)
     worst = stages[sums.index(max(sums))] if sums else ()
     rollout = () if case.experiment.layout == "external" else tuple(_rollout_rows(case))
-    return (*worst, *rollout, *_host_rows_if_staged(case)), sums
-
-
-def _host_rows_if_staged(case: _Case) -> list[MemoryRow]:
-    return _host_rows(case) if case.layout.stages else []
+    host = max(_host_nodes(case), key=lambda rows: sum(row.bytes for row in rows))
+    return (*worst, *rollout, *host), sums
 
 
 def _sum_phases(case: _Case, rows: tuple[MemoryRow, ...], host_ram_bytes: int) -> tuple[MemoryTotal, ...]:
@@ -333,12 +336,15 @@ def compute_memory(
     case = _make_case(experiment, catalog, backend, layout)
     rows, stage_bytes = _rows_of(case)
     totals = _sum_phases(case, rows, host_ram_bytes)
+    nodes = _host_nodes(case)
     return MemoryPlan(
         rows=rows,
         totals=totals,
         verdict=max((total.verdict for total in totals), key=_ORDER.__getitem__),
         largest_lever=_find_lever(case, totals, catalog, host_ram_bytes) if with_lever and case.layout.stages else None,
         stage_bytes=stage_bytes,
+        cpu_optimizer_bytes=_sum_item(nodes, "CPU optimizer"),
+        hicache_bytes=_sum_item(nodes, "HiCache"),
         kv_bytes_per_token=case.serving.kv_bytes_per_token,
         kv_capacity_tokens=case.serving.tokens_per_engine,
         requests_capacity=case.serving.requests_per_engine,

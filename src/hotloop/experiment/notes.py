@@ -30,10 +30,6 @@ def find_notes(facts: Facts) -> tuple[Finding, ...]:
     return (*run_rules(facts, is_error=False), *_compare_resume(facts))
 
 
-def _host_bytes(facts: Facts, item: str) -> int:
-    return sum(row.bytes for row in facts.memory.rows if row.phase == "host" and row.item == item)
-
-
 @note_rule("external_api", "layout")
 def note_external_api(facts: Facts) -> Iterator[Say]:
     """External engines must speak more than text."""
@@ -65,7 +61,7 @@ def note_partial_mixes(facts: Facts) -> Iterator[Say]:
         share = facts.staleness.mixed_version_frac
         yield Say(
             "partial = on",
-            f"continued responses hold tokens of more than one version, about {share:.0%} of the groups (estimate)",
+            f"responses may hold tokens of more than one version, about {share:.0%} of them (estimate)",
             "Keep a correction on, or mask the prefix.",
         )
 
@@ -93,9 +89,10 @@ def note_no_correction(facts: Facts) -> Iterator[Say]:
     if experiment.precision != "bf16":
         causes.append(f"{experiment.precision} rollouts")
     if causes:
+        verb = "make" if len(causes) > 1 or facts.experiment.schedule == "sync" else "makes"
         yield Say(
             "correction = none",
-            f"{' and '.join(causes)} make the sampler's distribution differ from the trainer's, and nothing "
+            f"{' and '.join(causes)} {verb} the sampler's distribution differ from the trainer's, and nothing "
             "corrects it",
             'Set correction to "tis" or "icepop".',
         )
@@ -146,7 +143,7 @@ def note_hicache_host(facts: Facts) -> Iterator[Say]:
             if facts.experiment.layout == "colocate"
             else "it stays for the whole run"
         )
-        size = format_bytes(_host_bytes(facts, "HiCache"))
+        size = format_bytes(facts.memory.hicache_bytes)
         yield Say("hicache = on", f"the host cache takes {size} of a node's memory; {release}")
 
 
@@ -215,7 +212,7 @@ def note_deterministic_engine(facts: Facts) -> Iterator[Say]:
 def note_cpu_adam_host(facts: Facts) -> Iterator[Say]:
     """The CPU optimizer is host memory."""
     if facts.experiment.cpu_adam:
-        size = format_bytes(_host_bytes(facts, "CPU optimizer"))
+        size = format_bytes(facts.memory.cpu_optimizer_bytes)
         yield Say(
             "cpu_adam = on",
             f"the optimizer takes {size} of each node's host memory, before pinned transfer copies",

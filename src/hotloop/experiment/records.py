@@ -101,6 +101,10 @@ class MemoryPlan:
     largest_lever: Lever | None
     stage_bytes: tuple[int, ...]
     """Training bytes of a GPU of each pipeline stage."""
+    cpu_optimizer_bytes: int
+    """Host memory of the CPU optimizer on a trainer node; 0 when it is off."""
+    hicache_bytes: int
+    """Host memory of the host cache on a node with engines that have one; 0 when it is off."""
     kv_bytes_per_token: int
     """On one engine GPU, for a token that it keeps."""
     kv_capacity_tokens: int

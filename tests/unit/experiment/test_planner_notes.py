@@ -146,3 +146,12 @@ def test_x06_3_an_equal_experiment_has_no_difference() -> None:
     before = Experiment(rounds=40)
     after = Experiment(rounds=100, resume_from="/out")
     assert not [n for n in build_plan(after, resume=ResumeFacts(39, before)).notes if n.code.startswith("resume_")]
+
+
+def test_the_cpu_optimizer_is_named_even_where_another_node_needs_more() -> None:
+    edit = {"layout": "separate", "hicache": True}
+    plan = build_plan(Experiment.model_validate(edit))
+    assert {row.item for row in plan.memory if row.phase == "host"} == {"HiCache"}
+    message = next(note.message for note in plan.notes if note.code == "cpu_adam_host")
+    assert "the optimizer takes 336 GiB" in message
+    assert plan.memory_plan.cpu_optimizer_bytes == build_plan(Experiment()).memory_plan.cpu_optimizer_bytes
