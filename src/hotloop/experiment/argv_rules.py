@@ -13,6 +13,8 @@ Source: slime 624b824a, the validate functions of utils, sglang_utils and megatr
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 
 from hotloop.errors import render_message
@@ -356,6 +358,17 @@ def check_rollout_batch(view: View) -> Iterator[Finding]:
         )
 
 
+def check_reward(view: View) -> Iterator[Finding]:
+    """A remote reward needs its address, and a reward of this package its function or pattern."""
+    if view.text("--rm-type") == "remote_rm" and not view.text("--rm-url"):
+        why = "asks a service for every reward, and no address is given"
+        yield _find("reward_target", "--rm-type remote_rm", why, "Set reward.url.", "reward.url")
+    settings = json.loads(view.launch.environment.get("HOTLOOP_REWARD") or "{}")
+    if settings.get("kind") == "python" and not re.fullmatch(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+", settings["function"]):
+        why = "must be a dotted path to a function, such as my_rewards.score"
+        yield _find("reward_target", f"reward.function = {settings['function']!r}", why, "Name it.", "reward.function")
+
+
 RULES: tuple[Rule, ...] = (
     check_temperature,
     check_kl_terms,
@@ -379,6 +392,7 @@ RULES: tuple[Rule, ...] = (
     check_deterministic,
     check_deepep,
     check_rollout_batch,
+    check_reward,
 )
 
 

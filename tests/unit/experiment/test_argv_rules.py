@@ -244,6 +244,18 @@ CASES: list[tuple[str, str, Launch, Launch]] = [
         launch("--global-batch-size", "65"),
         launch("--global-batch-size", "64"),
     ),
+    (
+        "a remote reward needs its address",
+        "reward_target",
+        launch(reward={"kind": "remote", "url": ""}),
+        launch(reward={"kind": "remote", "url": "http://rm:1"}),
+    ),
+    (
+        "a Python reward needs its function",
+        "reward_target",
+        launch(reward={"kind": "python", "function": ""}),
+        launch(reward={"kind": "python", "function": "my_rewards.score"}),
+    ),
     ("an unknown flag", "unknown_flag", launch("--log-passrates"), launch("--log-passrate")),
     ("a skipped flag", "flag_skipped", launch("--sglang-tp-size", "8"), launch("--sglang-pp-size", "2")),
     ("a wrong value", "flag_value", launch("--lr-decay-style", "cos"), launch("--lr-decay-style", "cosine")),
