@@ -362,7 +362,7 @@ def test_L16_each_consistency_option_opens_its_derivation_and_paper(
     lab: LabPage, label: str, topic: str, paper: str
 ) -> None:
     lab.step("Consistency")
-    name = f"Why and math: {label}" if label else "why & math"
+    name = f"why & math: {label}" if label else "why & math"
     lab.page.get_by_role("button", name=name, exact=True).first.click()
     box = lab.page.get_by_test_id(f"why-{topic}")
     box.locator("pre").first.wait_for()

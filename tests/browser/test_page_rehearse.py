@@ -19,8 +19,9 @@ def short_run(rounds: int, **more: Any) -> str:
     from hotloop.experiment.presets import find_preset
 
     choices = find_preset("laptop").model_dump(mode="json")
+    task = more.pop("task_name", choices["laptop"]["task"])
     choices |= {"rounds": rounds, "eval_interval": 4, **more}
-    choices["laptop"] |= {"checkpoint_interval": 2, "eval_rows": 64}
+    choices["laptop"] |= {"checkpoint_interval": 2, "eval_rows": 64, "task": task}
     return json.dumps(choices)
 
 
@@ -30,7 +31,12 @@ def load_short_run(lab: LabPage, rounds: int, **more: Any) -> None:
 
 
 def begin(lab: LabPage) -> None:
+    """Press Rehearse and wait until the page shows the new run in place of an earlier one."""
+    current = "() => document.querySelector('[data-testid=run-state]')?.dataset.run ?? ''"
+    lab.page.wait_for_load_state("networkidle")
+    before = lab.page.evaluate(current)
     lab.page.locator("#rehearse").get_by_role("button", name="Rehearse", exact=True).click()
+    lab.page.wait_for_function(f"before => !['', before].includes(({current})())", arg=before)
 
 
 def wait_for_state(lab: LabPage, state: str) -> None:
@@ -129,7 +135,7 @@ def test_a_run_is_stopped_saves_and_goes_on_where_it_was(lab: LabPage) -> None:
 
 @pytest.mark.usefixtures("no_runs_left")
 def test_a_crashed_run_shows_its_last_lines_and_what_to_do(lab: LabPage, tmp_path: Path) -> None:
-    load_short_run(lab, 3, data_path=str(tmp_path / "absent.jsonl"), laptop={"policy": "dense", "task": ""})
+    load_short_run(lab, 3, data_path=str(tmp_path / "absent.jsonl"), task_name="", eval_mode="off")
     lab.page.get_by_label("I know these and agree to run them").check()
     begin(lab)
     wait_for_state(lab, "failed")
@@ -145,7 +151,7 @@ def test_hooks_and_paths_of_a_loaded_file_are_asked_about_before_a_run(lab: LabP
     button = lab.page.locator("#rehearse").get_by_role("button", name="Rehearse", exact=True)
     assert button.get_attribute("aria-disabled") == "true"
     before = len(lab.ask("/api/runs")["runs"])
-    button.click()
+    button.dispatch_event("click")
     assert len(lab.ask("/api/runs")["runs"]) == before
     asked.get_by_label("I know these and agree to run them").check()
     assert button.get_attribute("aria-disabled") == "false"
