@@ -26,7 +26,7 @@ from hotloop.snapshots.chain import Chain, Held, Link, resolve_chain
 from hotloop.snapshots.codecs.base import TensorBytes, TensorChange
 from hotloop.snapshots.fetch import Fetcher, MemoryFetcher, open_fetched_shard
 from hotloop.snapshots.foreign import Hints
-from hotloop.snapshots.manifest import Manifest
+from hotloop.snapshots.manifest import MAX_CHAIN_LENGTH, Manifest
 from hotloop.snapshots.progress import Meter, OnProgress, ignore_progress
 from hotloop.snapshots.reader import RemoteFile, SnapshotInfo, SnapshotReader
 from hotloop.snapshots.shard import Shard
@@ -79,7 +79,8 @@ class StagedSnapshot:
     tensors: Mapping[str, TensorBytes]
     """The whole content when `base` is None, else empty."""
     files: tuple[RemoteFile, ...]
-    """Every file of the chain; protected in the cache as long as this snapshot loads or serves."""
+    """Every file of the chain from its anchor on, oldest snapshot first, held or not, as far as the bucket still has it.
+    Protected in the cache as long as this snapshot loads or serves."""
     config: bytes = b""
     """The nearest `config.json` of the chain."""
     info: SnapshotInfo | None = field(default=None, repr=False)
@@ -143,15 +144,17 @@ def stage(
     """
     find = _make_find(reader, target, hints, hints_for)
     chain, infos = _resolve(target, find, held)
+    files = _list_chain_files(chain, infos, find)
+    fetcher.expect(files)
     try:
-        return _build(target, chain, infos, fetcher, held, on_progress, scratch, workers)
+        return _build(target, chain, infos, files, fetcher, held, on_progress, scratch, workers)
     except SnapshotError as error:
         if error.code not in _REFETCHED:
             raise
-        for info in infos.values():
-            for file in info.weight_files:
+        for identity in chain.identities:
+            for file in infos[identity].weight_files:
                 fetcher.drop(file)
-    return _build(target, chain, infos, fetcher, held, on_progress, scratch, workers)
+    return _build(target, chain, infos, files, fetcher, held, on_progress, scratch, workers)
 
 
 def rebuild(
@@ -239,7 +242,33 @@ def _resolve(
             # A link further back is missing; what is held has nothing to do with it.
             raise
         raise _parent_mismatch(info, held.held, error) from error
-    return chain, {identity: infos[identity] for identity in chain.identities}
+    return chain, infos
+
+
+def _list_chain_files(
+    chain: Chain, infos: Mapping[str, SnapshotInfo], find: Callable[[str], SnapshotInfo | None]
+) -> tuple[RemoteFile, ...]:
+    """List the files of the held content's own chain, from which it would have to be rebuilt, and then of the steps.
+
+    Returns: oldest snapshot first, so that of two files of one name the later one counts.
+    """
+    earlier: list[SnapshotInfo] = []
+    name = chain.base
+    while name is not None and len(earlier) <= MAX_CHAIN_LENGTH:
+        info = infos.get(name)
+        if info is None:
+            try:
+                info = find(name)
+            except SnapshotError as error:
+                # The load does not need this link, which may be pruned or damaged. A fault of the store must show.
+                if error.code.startswith("storage_"):
+                    raise
+        if info is None:
+            break
+        earlier.append(info)
+        name = info.parent
+    ordered = [*reversed(earlier), *(infos[identity] for identity in chain.identities)]
+    return tuple(file for info in ordered for file in info.files.values())
 
 
 def _parent_mismatch(info: SnapshotInfo, held: Held, cause: SnapshotError) -> SnapshotError:
@@ -262,6 +291,7 @@ def _build(
     target: str,
     chain: Chain,
     infos: Mapping[str, SnapshotInfo],
+    files: tuple[RemoteFile, ...],
     fetcher: Fetcher,
     held: HeldContent | None,
     on_progress: OnProgress,
@@ -292,17 +322,17 @@ def _build(
             gathered.append(changes)
         verifying.add(sum(file.size for file in info.weight_files))
     verifying.finish()
-    last = infos.get(target)
+    last = infos[target]
     staged = StagedSnapshot(
         identity=target,
-        policy_version=last.policy_version if last is not None else None,
-        digest=last.digest if last is not None else (held.held.digest if held is not None else ""),
-        manifest=last.manifest if last is not None else None,
+        policy_version=last.policy_version,
+        digest=last.digest,
+        manifest=last.manifest,
         chain=tuple(chain.identities),
         base=chain.base,
         changes=tuple(collect_changes(gathered, content)) if keeps_changes else (),
         tensors={} if keeps_changes else dict(content.tensors),
-        files=tuple(file for info in steps for file in info.files.values()),
+        files=files,
         config=_read_config(steps, fetcher),
         info=last,
     )
@@ -317,7 +347,6 @@ def _fetch(
     files = [file for info in steps for file in info.weight_files]
     meter = Meter(on_progress, "downloading", identity=target)
     meter.start(total=sum(file.size for file in files))
-    fetcher.expect([file for info in steps for file in info.files.values()])
 
     def fetch(file: RemoteFile) -> Shard:
         return open_fetched_shard(file, fetcher.fetch(file, on_bytes=meter.add))

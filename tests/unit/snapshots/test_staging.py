@@ -92,6 +92,19 @@ def test_the_held_target_is_an_empty_change() -> None:
     bucket, _ = make_bucket(2)
     staged = load(bucket, "step000002", hold(SnapshotReader(bucket), "step000002"))
     assert (staged.base, staged.chain, staged.is_empty) == ("step000002", (), True)
+    assert (staged.policy_version, staged.manifest is not None) == (2, True)
+
+
+def test_the_files_to_protect_are_those_of_the_whole_chain_also_behind_held_content() -> None:
+    bucket, _ = make_bucket(4)
+    held = hold(SnapshotReader(bucket), "step000003")
+    staged = load(bucket, "step000004", held)
+    assert staged.chain == ("step000004",)
+    identities = list(dict.fromkeys(file.identity for file in staged.files))
+    assert identities == [f"step{version:06d}" for version in range(1, 5)], "oldest first"
+    bucket.delete(["step000002/snapshot.json"])
+    staged = load(bucket, "step000004", held)
+    assert {file.identity for file in staged.files} == {"step000003", "step000004"}
 
 
 def test_progress_goes_through_the_stages_and_never_back() -> None:
