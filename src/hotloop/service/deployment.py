@@ -44,6 +44,8 @@ class Load:
     entry: Entry
     attempts: dict[str, int] = field(default_factory=dict)
     activated: set[str] = field(default_factory=set)
+    retrying: set[str] = field(default_factory=set)
+    """Replicas that failed and get the target again after a wait."""
     is_canceled: bool = False
 
 
@@ -290,8 +292,13 @@ class Deployment:
         hints = {entry.identity: entry.hints for entry in self._ledger.entries if entry.hints}
         with contextlib.suppress(ReplicaLost):  # the supervisor sees the loss and sends again after the restart
             await self._client_of(member).set_target(
-                load.load_id, filled, hints=hints, may_activate=transition.max_concurrent_swaps == 0
+                load.load_id,
+                filled,
+                policy_version=load.known.policy_version,
+                hints=hints,
+                may_activate=transition.max_concurrent_swaps == 0,
             )
+        load.retrying.discard(member.replica_id)
 
     def on_join(self, member: Member) -> None:
         """Give a replica that has just come up the current target."""
@@ -299,21 +306,33 @@ class Deployment:
         if load is not None:
             load.attempts.pop(member.replica_id, None)
             load.activated.discard(member.replica_id)
+            load.retrying.discard(member.replica_id)
             self._spawn(self._send(member, load, 0.0))
 
     def on_status(self, member: Member) -> None:
         """Go on from what a replica has just said."""
-        load = self._active
+        load = self._load_of(member)
         if load is None:
             return
         loading = member.status.loading
-        if member.status.load_id == load.load_id and loading.stage == "error" and self._may_retry(member, load):
-            delay = min(RETRY_FIRST_S * 2 ** (load.attempts[member.replica_id] - 1), RETRY_LONGEST_S)
-            member.status.loading.stage = "pending"
-            self._spawn(self._send(member, load, delay))
+        has_failed = member.status.load_id == load.load_id and loading.stage == "error"
+        if has_failed and (member.replica_id in load.retrying or self._may_retry(member, load)):
+            loading.stage = "pending"
+            if member.replica_id not in load.retrying:  # its status says the same every second until it gets the target
+                load.retrying.add(member.replica_id)
+                delay = min(RETRY_FIRST_S * 2 ** (load.attempts[member.replica_id] - 1), RETRY_LONGEST_S)
+                self._spawn(self._send(member, load, delay))
             return
         self._activate_next(load)
-        self._finish_if_over(load)
+        if load is self._active:
+            self._finish_if_over(load)
+
+    def _load_of(self, member: Member) -> Load | None:
+        """The load that a replica is busy with: the active one, or the current one if it joined after its end."""
+        current = self._current
+        if current is not None and member.status.load_id == current.load_id:
+            return current
+        return self._active
 
     def on_lost(self, member: Member) -> None:
         """A replica has died; the load goes on without it, and it gets the target when it is back."""

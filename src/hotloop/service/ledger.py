@@ -70,12 +70,19 @@ class Ledger:
                 raise ValueError(f"schema {body['schema']}")
             self.entries = [Entry(**entry) for entry in body["entries"]]
             self.needs_anchor = bool(body["base"] and body["base"].get("needs_anchor"))
+            self._close_open_entries()
         except (ValueError, KeyError, TypeError, AttributeError):
             aside = self._path.with_name(f"{self._path.name}.unreadable-{self._clock().replace(':', '')}")
             os.replace(self._path, aside)
             self.entries = []
             self.needs_anchor = True
             self.save()
+
+    def _close_open_entries(self) -> None:
+        """A load that ran when its gateway ended was never finished by anyone; the next save tells."""
+        for entry in self.entries:
+            if entry.state == "loading":
+                entry.state, entry.reason, entry.finished_at = "canceled", "canceled", self._clock()
 
     def save(self) -> None:
         """Write the file.

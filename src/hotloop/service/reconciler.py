@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hotloop.engines.base import EngineSettings, TensorRange, WeightUpdate
+from hotloop.engines.base import Engine, EngineSettings, TensorRange, WeightUpdate
 from hotloop.errors import HotloopError, ServiceError, SnapshotError
 from hotloop.service.admission import Gate, Phase
 from hotloop.service.hot_load_api import LoadingState, LoadRequest, ReplicaStatus
@@ -50,6 +50,8 @@ class Target:
     request: LoadRequest
     hints: dict[str, dict[str, Any]]
     """What earlier requests said of identities without a manifest."""
+    policy_version: int | None = None
+    """As far as the gateway knew it from the bucket when it sent the target."""
     may_activate: asyncio.Event = field(default_factory=asyncio.Event)
     is_canceled: bool = False
 
@@ -95,6 +97,14 @@ class Reconciler:
         self._wake = asyncio.Event()
 
     # ---- what the gateway says ----------------------------------------------------------------------------------
+
+    @property
+    def target_version(self) -> int | None:
+        """Policy version that the replica is moving to, or serves; None where it is not known yet."""
+        target = self._working or self._wanted
+        if target is not None:
+            return target.policy_version
+        return self.served.policy_version if self.served.engine is not None else None
 
     def set_target(self, target: Target) -> None:
         """Take a target; the one that is being worked on is finished first."""
@@ -261,11 +271,16 @@ class Reconciler:
         await asyncio.to_thread(wiring.mirror.promote, staged)
         folder = await asyncio.to_thread(write_policy_dir, wiring.state_dir, small_files, wiring.mirror.tensors)
         settings = replace(wiring.engine, policy_dir=str(folder))
-        self.served = await open_served(folder, settings, wiring.tokenizer_dir, staged.identity, version)
-        assert self.served.engine is not None
-        await self.served.engine.pause()
-        await self.served.engine.write_weights(WeightUpdate(version, staged.identity))
-        await self.served.engine.resume()
+        opened = await open_served(folder, settings, wiring.tokenizer_dir, staged.identity, version)
+        assert opened.engine is not None
+        try:
+            await opened.engine.pause()
+            await opened.engine.write_weights(WeightUpdate(version, staged.identity))
+            await opened.engine.resume()
+        except BaseException:
+            await opened.engine.close()
+            raise
+        self.served = opened
         wiring.cache.protect(staged.files)
         await self._gate.set_phase(Phase.OPEN)
         self._finish(target, pause_ms=None)
@@ -277,31 +292,27 @@ class Reconciler:
         assert engine is not None
         update = WeightUpdate(version, staged.identity, ranges=await asyncio.to_thread(_ranges_of, staged))
         await asyncio.to_thread(wiring.mirror.begin, staged)
-        late = await self._gate.drain(request.transition or "ASYNC", request.drain_timeout_s or 0.0)
-        for request_id in late:
-            for engine_id in self._engine_ids(request_id):
-                await engine.abort(engine_id)
-        await self._gate.wait_until_gone(late)
+        try:
+            await self._drain(request)
+        except BaseException:
+            await self._gate.set_phase(Phase.OPEN)  # nothing was written: the old weights go on serving
+            raise
         self._report(target, "loading")
         await self._gate.set_phase(Phase.SWAPPING)
         began = time.perf_counter()
         try:
-            if update.ranges:
-                await engine.pause()
-            await engine.write_weights(update)
-            served.namespaces.on_swap(request.reset_prompt_cache, is_rewind=version < served.policy_version)
-            served.identity, served.policy_version = staged.identity, version
-            if update.ranges:
-                await engine.resume()
+            await self._write(engine, update)
+        except ServiceError as error:
+            if error.code == "engine_error":  # refused: the old weights are whole and serve again
+                await self._gate.set_phase(Phase.OPEN)
+                raise
+            await self._lose_engine()
+            raise _install_failed(staged.identity, error) from error
         except Exception as error:
             await self._lose_engine()
-            raise ServiceError(
-                "install_failed",
-                f"the weights of {staged.identity} could not be written: {error}",
-                do="The replica reloads everything from the nearest anchor.",
-                details={"identity": staged.identity},
-                retryable=True,
-            ) from error
+            raise _install_failed(staged.identity, error) from error
+        served.namespaces.on_swap(request.reset_prompt_cache, is_rewind=version < served.policy_version)
+        served.identity, served.policy_version = staged.identity, version
         pause_ms = (time.perf_counter() - began) * 1000 if update.ranges else 0.0
         await self._gate.set_phase(Phase.OPEN)
         self._finish(target, pause_ms=pause_ms)
@@ -311,6 +322,41 @@ class Reconciler:
         except SnapshotError:
             # The new weights serve; without a host copy the next load starts from an anchor.
             await asyncio.to_thread(wiring.mirror.forget)
+
+    async def _drain(self, request: LoadRequest) -> None:
+        """Wait for the requests that must not see the swap; end those that take too long."""
+        late = await self._gate.drain(request.transition or "ASYNC", request.drain_timeout_s or 0.0)
+        engine = self.served.engine
+        assert engine is not None
+        for request_id in late:
+            for engine_id in self._engine_ids(request_id):
+                await engine.abort(engine_id)
+        await self._gate.wait_until_gone(late)
+
+    async def _write(self, engine: Engine, update: WeightUpdate) -> None:
+        """Pause, write and go on; an update without bytes needs no pause.
+
+        Raises:
+            ServiceError: `engine_error` when the engine refused and still runs on its old weights.
+            HotloopError: anything else leaves weights that cannot be trusted.
+        """
+        if not update.ranges:
+            await engine.write_weights(update)
+            return
+        await engine.pause()
+        try:
+            await engine.write_weights(update)
+        except ServiceError as error:
+            if error.code == "engine_error":
+                try:
+                    await engine.resume()
+                except HotloopError as silent:
+                    raise ServiceError("install_failed", f"{error}; it does not go on either: {silent}") from error
+            raise
+        try:
+            await engine.resume()
+        except ServiceError as error:
+            raise ServiceError("install_failed", f"the engine does not go on after the write: {error}") from error
 
     async def _lose_engine(self) -> None:
         """The engine's weights cannot be trusted: nothing is served until all of them were loaded again."""
@@ -366,6 +412,16 @@ class Reconciler:
         status.current_snapshot_identity = served.identity or None
         status.policy_version = served.policy_version if served.engine is not None else None
         self._on_status()
+
+
+def _install_failed(identity: str, error: Exception) -> ServiceError:
+    return ServiceError(
+        "install_failed",
+        f"the weights of {identity} could not be written: {error}",
+        do="The replica reloads everything from the nearest anchor.",
+        details={"identity": identity},
+        retryable=True,
+    )
 
 
 def _ranges_of(staged: StagedSnapshot) -> list[TensorRange]:

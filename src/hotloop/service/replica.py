@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -30,7 +30,7 @@ from hotloop.service.hot_load_api import LoadRequest
 from hotloop.service.json_body import JsonResponse, parse_object, read_body
 from hotloop.service.reconciler import Reconciler, Target, Wiring
 from hotloop.service.rollout_request import Kind
-from hotloop.service.rollouts import Rollout, Rollouts, RolloutSettings
+from hotloop.service.rollouts import Rollouts, RolloutSettings
 from hotloop.service.wire_errors import error_response, handle_hotloop_error
 
 HEARTBEAT_S = 1.0
@@ -93,20 +93,22 @@ class Replica:
                 if rollout.request.ignored:
                     headers["x-hotloop-ignored"] = ",".join(rollout.request.ignored).encode("ascii", "replace").decode()
                 if rollout.request.stream:
-                    return _Stream(self.rollouts.events(rollout), stack.pop_all(), headers)
-                return JsonResponse(await self._until_gone(request, rollout), headers=headers)
+                    events = self.rollouts.events(rollout)
+                    stack.push_async_callback(events.aclose)
+                    first = await self._until_gone(request, anext(events))  # a refusal still gets its own status
+                    return _Stream(first or b"", events, stack.pop_all(), headers)
+                return JsonResponse(await self._until_gone(request, self.rollouts.whole(rollout)), headers=headers)
             finally:
                 await stack.aclose()
 
         return endpoint
 
     def _moving_to(self) -> tuple[int | None, str]:
-        loading = self.reconciler.status.loading
-        return None, loading.target or ""
+        return self.reconciler.target_version, self.reconciler.status.loading.target or ""
 
-    async def _until_gone(self, request: Request, rollout: Rollout) -> dict[str, Any]:
-        """Generate the whole answer, or give it up when the client goes away."""
-        work = asyncio.create_task(self.rollouts.whole(rollout))
+    async def _until_gone(self, request: Request, answer: Awaitable[Any]) -> Any:
+        """Wait for an answer or its first event; give it up and return None when the client goes away."""
+        work = asyncio.ensure_future(answer)
         gone = asyncio.create_task(_wait_for_disconnect(request))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -114,7 +116,7 @@ class Replica:
                 work.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await work
-                return {}  # nobody reads it
+                return None  # nobody reads it
             return work.result()
         finally:
             gone.cancel()
@@ -124,7 +126,8 @@ class Replica:
 
     async def _target(self, request: Request) -> Response:
         body = parse_object(await read_body(request, self._max_body_bytes))
-        target = Target(body["load_id"], LoadRequest.from_json(body["request"]), body["hints"])
+        load_request = LoadRequest.from_json(body["request"])
+        target = Target(body["load_id"], load_request, body["hints"], policy_version=body["policy_version"])
         if body["may_activate"]:
             target.may_activate.set()
         self.reconciler.set_target(target)
@@ -155,16 +158,21 @@ class Replica:
 class _Stream(StreamingResponse):
     """Server-sent events that leave the gate when they end, however they end."""
 
-    def __init__(self, events: AsyncIterator[bytes], stack: contextlib.AsyncExitStack, headers: dict[str, str]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-store", **headers})
-        self._events = events
+    def __init__(
+        self, first: bytes, rest: AsyncIterator[bytes], stack: contextlib.AsyncExitStack, headers: dict[str, str]
+    ) -> None:
+        async def events() -> AsyncIterator[bytes]:
+            yield first
+            async for event in rest:
+                yield event
+
+        super().__init__(events(), media_type="text/event-stream", headers={"cache-control": "no-store", **headers})
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()  # type: ignore[attr-defined]  # always an async generator
             await self._stack.aclose()
 
 

@@ -29,14 +29,26 @@ class ReplicaClient:
         self._headers = {"x-hotloop-replica-token": token}
 
     async def set_target(
-        self, load_id: int, request: LoadRequest, *, hints: dict[str, Any], may_activate: bool
+        self,
+        load_id: int,
+        request: LoadRequest,
+        *,
+        policy_version: int | None,
+        hints: dict[str, Any],
+        may_activate: bool,
     ) -> None:
-        """Ask for a snapshot.
+        """Ask for a snapshot, whose version is told where it is known already.
 
         Raises:
             ReplicaLost: it did not answer.
         """
-        body = {"load_id": load_id, "request": request.to_json(), "hints": hints, "may_activate": may_activate}
+        body = {
+            "load_id": load_id,
+            "request": request.to_json(),
+            "policy_version": policy_version,
+            "hints": hints,
+            "may_activate": may_activate,
+        }
         await self._post("/internal/target", body)
 
     async def activate(self, load_id: int) -> None:
@@ -61,7 +73,7 @@ class ReplicaClient:
                 answer.raise_for_status()
                 async for line in answer.content:
                     yield ReplicaStatus.from_wire(orjson.loads(line))
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: half a line, or one too long
             raise ReplicaLost(
                 "replica_lost", f"its status stream broke ({type(error).__name__})", where=self._url
             ) from None

@@ -90,6 +90,7 @@ class Answer:
         self._texts: dict[int, ChoiceText] = {}
         self._start_versions: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
+        self._text_offsets: dict[int, int] = {}
 
     def whole(
         self, chunks: dict[int, Chunk], serving: Serving, prompt_logprobs: dict[int, Sequence[float | None]]
@@ -143,7 +144,15 @@ class Answer:
             choice["delta"] = delta
         else:
             choice["text"] = echoed + text
-        choice["logprobs"] = self._logprobs(completion, prompt, offset) if request.logprobs else None
+        logprobs = self._logprobs(completion, prompt, offset) if request.logprobs else None
+        if logprobs is not None:
+            if is_first and request.echo_tokens is not None and chunk.prompt_logprobs is not None:
+                self._prepend_prompt(logprobs, prompt, chunk.prompt_logprobs)
+            if request.kind == "text":
+                start = self._text_offsets.get(index, 0)
+                logprobs["text_offset"] = [start + at for at in logprobs["text_offset"]]
+                self._text_offsets[index] = start + sum(map(len, logprobs["tokens"]))
+        choice["logprobs"] = logprobs
         if chunk.is_last and completion.stop_reason is not None:
             choice["stop_reason"] = completion.stop_reason
         if request.raw_output:

@@ -5,8 +5,8 @@
                        client gone, time up, swap drained: abort -------+
 
 Owns: one rollout request's life inside a replica.
-Promises: whatever ends it, the engine's requests are aborted and the gate is left; a failure after the first event is
-told inside the stream.
+Promises: whatever ends it, the engine's requests are aborted and the gate is left; a failure before the first event is
+an error like that of an unstreamed request, a later one is told inside the stream.
 Does not do: HTTP (replica.py), shapes (responses.py).
 """
 
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,21 +133,29 @@ class Rollouts:
             answer.setdefault("nvext", {})["timing"] = {"total_s": time.perf_counter() - rollout.began}
         return answer
 
-    async def events(self, rollout: Rollout) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events."""
+    async def events(self, rollout: Rollout) -> AsyncGenerator[bytes]:
+        """Yield the answer as server-sent events.
+
+        Raises:
+            HotloopError: before the first event only.
+        """
         request = rollout.request
         completion_tokens = cached = 0
+        has_begun = False
         try:
             async for index, chunk in self._chunks(rollout, stream=True):
                 completion_tokens += len(chunk.completion.token_ids)
                 cached += chunk.completion.cached_tokens
                 piece = rollout.answer.piece(index, chunk, rollout.serving)
+                has_begun = True
                 yield b"data: " + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
             if request.include_usage:
                 prompt_tokens = sum(len(prompt) for prompt in request.prompts)
                 usage = rollout.answer.usage_piece(prompt_tokens, completion_tokens, cached, rollout.serving)
                 yield b"data: " + orjson.dumps(usage) + b"\n\n"
         except HotloopError as error:
+            if not has_begun:
+                raise
             yield b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
         yield DONE_EVENT
 
