@@ -61,11 +61,7 @@ def command(port: int, no_open: bool, runs: Path) -> None:
 def _rehearse(experiment: Experiment) -> Rehearsal:
     """Make the laptop form that `hotloop run` makes here."""
     from hotloop.experiment.rehearsal import laptop_form
-    from hotloop.loop.support import find_support
-
-    def is_supported(path: str, value: object) -> bool:
-        allowed = find_support(path).allowed
-        return allowed is None or value in allowed
+    from hotloop.loop.support import is_supported
 
     return laptop_form(experiment, is_supported=is_supported, has_file=lambda path: Path(path).is_file())
 
