@@ -33,7 +33,10 @@ def prepare_rehearsal(loaded: Loaded, settings: Sequence[str], aliases: Mapping[
         None, again, base=rehearsal.experiment, base_name=f"laptop form of {loaded.source}", aliases=aliases
     )
     values = dict(flatten(form.experiment.model_dump(mode="json")))
-    held = {choice.name for choice in rehearsal.replaced if values.get(choice.name) == choice.before}
+    named = {_name_of(setting, aliases) for setting in again}
+    held = {
+        choice.name for choice in rehearsal.replaced if choice.name in named and values[choice.name] == choice.before
+    }
     kept = [Kept(choice.name, choice.before) for choice in rehearsal.replaced if choice.name in held]
     return form, replace(
         rehearsal,
