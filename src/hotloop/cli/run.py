@@ -182,20 +182,28 @@ def _prepare_policy(experiment: Experiment, dataset: Dataset, folder: RunFolder,
         folder.policy.unlink(missing_ok=True)
         folder.policy.symlink_to(directory, target_is_directory=True)
         return
+    from rich.console import Console
+
+    from hotloop.loop.progress import WarmupProgress
     from hotloop.models.builtin import make_policy
 
     is_warmed = dataset.is_builtin and laptop.warmup_accuracy > 0
-    report = make_policy(
-        folder.policy,
-        kind=laptop.policy,  # type: ignore[arg-type]  # one of the two names, by the test above
-        seed=laptop.seed,
-        items=[(str(task.prompt), task.label or "") for task in dataset.train] if is_warmed else (),
-        gate=[(str(task.prompt), task.label or "") for task in dataset.gate] if is_warmed else (),
-        warmup_accuracy=laptop.warmup_accuracy,
-        warmup_max_steps=laptop.warmup_max_steps if is_warmed else 0,
-    )
-    how = "from the cache" if report.from_cache else f"{report.warmup_steps} warm-up steps in {report.warmup_s:.1f} s"
-    say(f"policy: {laptop.policy}, {report.num_params:,} parameters, {how}, gate accuracy {report.gate_accuracy:.2f}")
+    with WarmupProgress(Console() if sys.stdout.isatty() and say is not _silence else None) as progress:
+        report = make_policy(
+            folder.policy,
+            kind=laptop.policy,  # type: ignore[arg-type]  # one of the two names, by the test above
+            seed=laptop.seed,
+            items=[(str(task.prompt), task.label or "") for task in dataset.train] if is_warmed else (),
+            gate=[(str(task.prompt), task.label or "") for task in dataset.gate] if is_warmed else (),
+            warmup_accuracy=laptop.warmup_accuracy,
+            warmup_max_steps=laptop.warmup_max_steps if is_warmed else 0,
+            progress=progress,
+        )
+    how = "random weights"
+    if report.warmup_steps:
+        how = f"{report.warmup_steps} warm-up steps, sampled accuracy {report.gate_accuracy:.2f}"
+        how += ", from the cache" if report.from_cache else f", made in {report.warmup_s:.1f} s"
+    say(f"policy: {laptop.policy}, {report.num_params:,} parameters, {how}")
 
 
 def _run(
@@ -237,7 +245,7 @@ def _run(
         click.echo(f"interrupted; {what}. Continue with: hotloop run --resume {folder.root}", err=True)
         return EXIT_INTERRUPTED
     if not quiet:
-        _print_summary(folder, dataset)
+        _print_summary(folder, experiment, dataset)
     return 0
 
 
@@ -253,7 +261,7 @@ def _choose_progress(quiet: bool) -> Progress:
     return PlainProgress(click.echo)
 
 
-def _print_summary(folder: RunFolder, dataset: Dataset) -> None:
+def _print_summary(folder: RunFolder, experiment: Experiment, dataset: Dataset) -> None:
     import orjson
 
     from hotloop.units import format_seconds
@@ -268,7 +276,7 @@ def _print_summary(folder: RunFolder, dataset: Dataset) -> None:
         f"{summary['sampling_tokens_per_s']:,.0f} tokens/s sampled, {summary['train_tokens_per_s']:,.0f} trained"
     )
     click.echo(f"everything is in {folder.root}: summary.json, metrics.jsonl, rollouts/, checkpoints/")
-    if dataset.suggestion:
+    if dataset.suggestion and experiment.laptop.policy == "dense":
         click.echo(f"next: {dataset.suggestion}")
         click.echo("  or: hotloop run --set laptop.policy=moe")
 

@@ -1,6 +1,7 @@
 """What a person sees of a run: one live view on a terminal, plain lines elsewhere.
 
-Owns: the Progress port; `LiveProgress` (rich), `PlainProgress` (lines for logs and pipes), `SilentProgress`.
+Owns: the Progress port; `LiveProgress` (rich), `PlainProgress` (lines for logs and pipes), `SilentProgress`; and
+`WarmupProgress` for what comes before the first round.
 
 Promises: plain lines hold no control characters and no more than about `MAX_PLAIN_LINES` of a long run; a live view
 redraws at most a few times a second, so that it costs a run nothing.
@@ -113,6 +114,30 @@ class PlainProgress:
         self._write(f"saved {path.name}")
 
     def closed(self) -> None: ...
+
+
+class WarmupProgress:
+    """Shows the supervised warm-up of a built-in policy: a line that changes on a terminal, nothing elsewhere."""
+
+    def __init__(self, console: Console | None) -> None:
+        self._status = None if console is None else console.status("")
+        self._accuracy = ""
+
+    def __enter__(self) -> WarmupProgress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, step: int, most: int, accuracy: float | None) -> None:
+        """Take a step; `accuracy` when it was just measured."""
+        if accuracy is not None:
+            self._accuracy = f", sampled accuracy {accuracy:.2f}"
+        if self._status is not None:
+            self._status.update(f"warm-up: step {step} of at most {most}{self._accuracy}")
 
 
 class LiveProgress:
