@@ -27,7 +27,9 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from io import BufferedWriter
 from pathlib import Path
+from typing import Protocol
 
 from hotloop.errors import InputError, SnapshotError
 from hotloop.snapshots.bucket import Bucket
@@ -64,6 +66,13 @@ def parse_partition(text: str) -> bytes:
     return partition
 
 
+class PeerSource(Protocol):
+    """Other nodes' caches; peers.py is the one over HTTP."""
+
+    def fetch(self, file: RemoteFile, write: Callable[[bytes], None]) -> bool:
+        """Hand on the bytes of a file that a peer gives; False when none does. What was handed on is checked anyway."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
@@ -82,6 +91,7 @@ class Cache:
         *,
         max_bytes: int = 0,
         retry: RetryPolicy | None = None,
+        peers: PeerSource | None = None,
         on_step: Callable[[str], None] = lambda step: None,
     ) -> None:
         """Open or make the folder.
@@ -89,6 +99,7 @@ class Cache:
         Args:
             partition: from `parse_partition`.
             max_bytes: evict above this; 0 means that only the disk is the limit.
+            peers: asked before the bucket for objects whose SHA-256 a manifest gives.
             on_step: called with each step that has just ended: `locked`, `downloaded`, `renamed`, `evicted`.
         """
         if len(partition) != PARTITION_BYTES:
@@ -98,6 +109,7 @@ class Cache:
         self._bucket = bucket
         self._max_bytes = max_bytes
         self._retry = retry or RetryPolicy()
+        self._peers = peers
         self._on_step = on_step
         self._locks = self._root / "locks"
         self._partial = self._root / "partial"
@@ -133,8 +145,13 @@ class Cache:
 
     # ---- the Fetcher port
 
-    def fetch(self, file: RemoteFile, *, on_bytes: Callable[[int], None] = lambda nbytes: None) -> memoryview:
+    def fetch(
+        self, file: RemoteFile, *, on_bytes: Callable[[int], None] = lambda nbytes: None, asks_peers: bool = True
+    ) -> memoryview:
         """Return the file's bytes, mapped; from the bucket only if no process of this node has fetched it.
+
+        Args:
+            asks_peers: False for a request that comes from a peer, so that two nodes never wait for each other.
 
         Raises: SnapshotError `missing_object`, `object_corrupt`, `no_space`, `storage_*`.
         """
@@ -147,7 +164,7 @@ class Cache:
                 found = self._open(name, file)
                 if found is None:
                     self._remove(name)
-                    found = self._download(name, file, on_bytes)
+                    found = self._download(name, file, on_bytes, asks_peers)
                     self._touch(name)
                     return found
         self._touch(name)
@@ -209,13 +226,14 @@ class Cache:
         except FileNotFoundError:
             return ""
 
-    def _download(self, name: str, file: RemoteFile, on_bytes: Callable[[int], None]) -> memoryview:
+    def _download(self, name: str, file: RemoteFile, on_bytes: Callable[[int], None], asks_peers: bool) -> memoryview:
         """Fetch an object into an entry. The entry's lock is held."""
         self._make_room(file.size, but=name)
         partial = self._partial / name
         try:
+            sha256 = self._download_from_peer(partial, file, on_bytes) if asks_peers else ""
             try:
-                sha256 = self._download_to(partial, file, on_bytes)
+                sha256 = sha256 or self._download_to(partial, file, on_bytes)
             except SnapshotError as error:
                 if error.code != "object_corrupt":
                     raise
@@ -241,13 +259,32 @@ class Cache:
         assert found is not None, "an entry whose lock is held cannot vanish"
         return found
 
+    def _download_from_peer(self, path: Path, file: RemoteFile, on_bytes: Callable[[int], None]) -> str:
+        """Ask a peer. Returns the SHA-256 of what it gave, which is the manifest's; empty when none gave it."""
+        if self._peers is None or file.sha256 is None:
+            return ""
+        digest = hashlib.sha256()
+        size = 0
+        with _create(path) as out:
+
+            def write(piece: bytes) -> None:
+                nonlocal size
+                out.write(piece)
+                digest.update(piece)
+                size += len(piece)
+
+            is_given = self._peers.fetch(file, write)
+            _make_durable(out)
+        if not is_given or size != file.size or digest.hexdigest() != file.sha256:
+            return ""
+        on_bytes(size)
+        self._on_step("peer")
+        return file.sha256
+
     def _download_to(self, path: Path, file: RemoteFile, on_bytes: Callable[[int], None]) -> str:
-        # A file left by a process that was killed is of no use: who wrote how much of it is not known.
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb", buffering=0) as out:
+        with _create(path) as out:
             sha256 = download(self._bucket, file, out.write, retry=self._retry, on_bytes=on_bytes)
-            os.fsync(out.fileno())
+            _make_durable(out)
         return sha256
 
     def _touch(self, name: str) -> None:
@@ -338,6 +375,17 @@ class Cache:
             text = path.read_text()
             pinned |= set(json.loads(text)) if text else set()
         return pinned
+
+
+def _create(path: Path) -> BufferedWriter:
+    """Make a file afresh; one left by a process that was killed is of no use: nobody knows how much of it is good."""
+    path.unlink(missing_ok=True)
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+
+
+def _make_durable(out: BufferedWriter) -> None:
+    out.flush()
+    os.fsync(out.fileno())
 
 
 def _mark(status: os.stat_result) -> tuple[int, int, int]:

@@ -79,7 +79,7 @@ class StagedSnapshot:
     tensors: Mapping[str, TensorBytes]
     """The whole content when `base` is None, else empty."""
     files: tuple[RemoteFile, ...]
-    """Every file of the chain from its anchor on, oldest snapshot first, held or not, as far as the bucket still has it.
+    """Every file of the chain from its anchor on, oldest snapshot first, held or not, as far as the bucket has it.
     Protected in the cache as long as this snapshot loads or serves."""
     config: bytes = b""
     """The nearest `config.json` of the chain."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from snapshot_cases import DATA, change_state, make_bucket, make_state, read_sta
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots.checkpoint import open_checkpoint
+from hotloop.snapshots.codecs import arc_v2
 from hotloop.snapshots.codecs.base import SLIME_FORMATS
 from hotloop.snapshots.manifest import parse_manifest
 from hotloop.snapshots.materialize import rebuild
@@ -60,6 +64,45 @@ def test_the_manifest_is_the_last_object_written() -> None:
         "tokenizer.json",
         "snapshot.json",
     ]
+
+
+def test_encoding_one_shard_overlaps_the_upload_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, states = make_bucket(1)
+    encoded: list[str] = []
+    second_encoded = threading.Event()
+    encode = arc_v2.encode_shard
+
+    def watch(*arguments: Any, **settings: Any) -> Any:
+        result = encode(*arguments, **settings)
+        encoded.append(result.file)
+        if len(encoded) == 2:
+            second_encoded.set()
+        return result
+
+    def hold_first_upload(action: str, key: str) -> None:
+        if action == "put" and key == f"step000002/{encoded[0] if encoded else ''}":
+            assert second_encoded.wait(30), "the second shard is encoded while the first one is on its way"
+
+    monkeypatch.setattr(arc_v2, "encode_shard", watch)
+    bucket.fault = hold_first_upload
+    Publisher(bucket).publish(change_state(states[0], 2), "step000002", 2)
+    assert second_encoded.is_set()
+    assert rebuild_bytes(bucket, "step000002") == read_state(change_state(states[0], 2))
+
+
+def test_no_encoded_shard_stays_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    bucket, states = make_bucket(1)
+    most = 0
+
+    def count(action: str, key: str) -> None:
+        nonlocal most
+        most = max(most, sum(1 for path in tmp_path.rglob("*") if path.is_file()))
+
+    bucket.fault = count
+    Publisher(bucket, PublishSettings(workers=1)).publish(change_state(states[0], 2), "step000002", 2)
+    assert most == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_manifest_tells_sizes_digests_and_checksums_that_others_compute_too() -> None:
