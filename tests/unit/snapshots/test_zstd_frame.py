@@ -8,6 +8,7 @@ import zstandard
 from hotloop.snapshots.codecs.zstd_frame import (
     FrameError,
     PayloadReader,
+    choose_parameters,
     make_compressor,
     render_zero_frame,
     walk_frames,
@@ -121,3 +122,21 @@ def test_a_payload_of_endless_skippable_frames_is_refused() -> None:
     payload = ((0x184D2A50).to_bytes(4, "little") + bytes(4)) * 5000
     with pytest.raises(FrameError, match="too many frames"):
         walk(payload, 1000)
+
+
+@pytest.mark.parametrize(
+    ("level", "changed_frac", "window_bytes"),
+    [(1, 0.001, 128 << 10), (3, 0.001, 512 << 10), (3, 0.01, 64 << 10), (4, 0.5, 64 << 10), (2, 0.5, 64 << 10)],
+)
+def test_a_frame_of_a_sparse_difference_has_a_short_window(level: int, changed_frac: float, window_bytes: int) -> None:
+    data = (bytes(99) + b"x") * 40_000
+    compressor = make_compressor(level, len(data), changed_frac)
+    frame = compressor.compress(data) + compressor.flush()
+    assert zstandard.get_frame_parameters(frame).window_size == window_bytes
+    assert zstandard.ZstdDecompressor().decompress(frame) == data
+
+
+@pytest.mark.parametrize("level", [-5, 5, 12])
+def test_other_levels_go_to_the_library_as_they_are(level: int) -> None:
+    assert choose_parameters(level, 0.01) == (level, None)
+    assert choose_parameters(3, None) == (3, None)
