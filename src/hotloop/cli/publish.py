@@ -96,9 +96,9 @@ def full(
             kind="anchor",
             is_dry_run=dry_run,
         )
-        _print_published(published, dry_run)
-        if startup:
-            _set_startup(publisher, identity, dry_run)
+    _print_published(published, dry_run)
+    if startup:
+        _set_startup(publisher, identity, dry_run)
 
 
 @command.command("delta")
@@ -170,9 +170,9 @@ def delta(
             skip_empty=skip_empty,
             is_dry_run=dry_run,
         )
-        _print_published(published, dry_run)
-        if startup and not published.is_skipped:
-            _set_startup(publisher, identity, dry_run)
+    _print_published(published, dry_run)
+    if startup and not published.is_skipped:
+        _set_startup(publisher, identity, dry_run)
 
 
 @command.command("startup")
@@ -309,7 +309,7 @@ def _open_publisher(bucket_url: str, **settings: Any) -> Iterator[Publisher]:
 
 @contextmanager
 def _show_progress() -> Iterator[OnProgress]:
-    """Draw a bar on a terminal; say nothing in a pipe."""
+    """Draw a bar on a terminal, gone when the context ends; say nothing in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
