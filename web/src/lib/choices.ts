@@ -417,3 +417,15 @@ export function valueLabel(field: string, value: unknown): Text {
   const text = typeof value === 'object' ? JSON.stringify(value) : String(value);
   return [text, text];
 }
+
+/** The text field of this name, if a reader types it: what a finding can ask for on the spot. */
+export function textField(name: string): Field | undefined {
+  for (const step of STEPS) {
+    for (const group of STEP_TEXTS[step].groups) {
+      if (group.kind !== 'fields') continue;
+      const found = group.items.find((item) => item.field === name && (item.input === 'text' || item.input === 'path'));
+      if (found) return found;
+    }
+  }
+  return undefined;
+}
