@@ -37,6 +37,7 @@ from hotloop.engines.torch.draw import (
     compute_distribution,
     compute_keys,
     draw,
+    draw_raw_row,
 )
 from hotloop.engines.torch.heads import record_heads
 from hotloop.engines.torch.prefix import PrefixCache
@@ -358,6 +359,10 @@ class Core:
         else:
             groups = [(int(shape), np.flatnonzero(shapes == shape)) for shape in np.unique(shapes)]
         known = list(self._shapes)
+        is_one_raw_row = logits.shape[0] == 1 and len(groups) == 1 and known[groups[0][0]].is_raw
+        if is_one_raw_row and not self._num_watched and logits.device.type == "cpu":
+            self._store(draw_raw_row(logits[0], uniforms), None, rows, which, slice(None))
+            groups = []
         for shape_id, members in groups:
             part_rows = rows[members]
             part_logits = logits
@@ -371,7 +376,9 @@ class Core:
         self._count[which] += 1
         self.counters.drawn_tokens += len(shapes)
 
-    def _store(self, drawn: Drawn, distribution: Distribution, rows: Ints, which: slice, members: Ints | slice) -> None:
+    def _store(
+        self, drawn: Drawn, distribution: Distribution | None, rows: Ints, which: slice, members: Ints | slice
+    ) -> None:
         slots, counts = self._slot[which][members], self._count[which][members]
         self._record.write(slots, counts, drawn.tokens, drawn.logprobs, drawn.sampling_logprobs)
         if isinstance(members, slice):
@@ -379,7 +386,7 @@ class Core:
         else:
             view = self._token[which]
             view[members] = drawn.tokens
-        if self._num_watched:
+        if self._num_watched and distribution is not None:
             for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
                 wanted = self._owner[slot][0].wanted
                 if wanted.anything:

@@ -1,7 +1,7 @@
 """Runs the decoder for the engine: packed prefill and one-token decode steps over a KV cache in slots.
 
 Owns: the KV cache (one slot per row, preallocated), rotary tables, buffers derived from weights, and the order of
-operators of a decode step. A small policy is bound by operator dispatch, so a dense layer is 22 operators: fused
+operators of a decode step. A small policy is bound by operator dispatch, so a dense layer is 17 operators: fused
 q/k/v and gate/up, both norms of q and k as one, keys and values written by one indexed copy, residuals inside
 addmm, results in buffers whose views exist already (workspace.py).
 
@@ -18,6 +18,7 @@ d head size, L layers, V vocabulary, E experts per token.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +38,8 @@ Ints = npt.NDArray[np.int64]
 
 PREFILL_PIECE_TOKENS = 512
 """A longer prompt is prefilled in pieces, so that attention scores stay small."""
+FOLD_LIMIT_BYTES = 32 * 2**20
+"""Policies up to this size get copies of their matrices with the norm weights folded in."""
 PREFILL_CHUNK_TOKENS = 4096
 """Packed tokens per prefill pass."""
 
@@ -145,10 +148,12 @@ class _Step:
     qk_norm: Tensor | None
     """[Q + K, d]"""
     qkv_t: Tensor
+    """[D, (Q + 2 K) d]; holds the input norm when the runner folds."""
     qkv_bias: Tensor | None
     o_t: Tensor
     o_bias: Tensor | None
     gate_up_t: Tensor | None
+    """[D, 2 I]; holds the post norm when the runner folds."""
     down_t: Tensor | None
     kv_flat: Tensor
     """[slots x S, 2 K, d]"""
@@ -178,9 +183,14 @@ class NativeRunner:
         self._head_floor = torch.tensor(math.sqrt(config.rms_norm_eps * config.head_dim), device=self._device)
         self._norm_unit = 1.0 / math.sqrt(config.hidden_size)
         self._head_unit = 1.0 / math.sqrt(config.head_dim)
-        self._workspace = Workspace(config, num_slots, self._dtype, self._device)
+        self._workspace = Workspace(config, num_slots, self._dtype, self._device, float(self._norm_floor))
         self._steps: list[_Step] = []
         self._final_norm = self._head_t = torch.empty(0)
+        # A small policy is bound by the number of operators: copies of its matrices that hold the norm weights save two
+        # per layer. A large one is bound by memory, and keeps one copy.
+        self._folds = self._is_wide and arena.flat.numel() * arena.flat.itemsize <= FOLD_LIMIT_BYTES
+        self._qk_norms: tuple[Tensor, Tensor] | None = None
+        """[L, 1, Q + K, d] weights of the cosine and of the sine, when folded into the rotation."""
         self._route_dtype = np.uint8 if config.num_experts <= 256 else np.uint16
         self.refresh()
 
@@ -191,29 +201,38 @@ class NativeRunner:
         wide = math.sqrt(config.hidden_size) if self._is_wide else 1.0
         head = math.sqrt(config.head_dim) if self._is_wide else 1.0
         self._final_norm = params.norm * wide
-        self._head_t = params.head.t()
+        self._head_t = self._fold(params.head, self._final_norm)
         self._steps = []
         for index, layer in enumerate(params.layers):
             qk_norm = None
             if layer.q_norm is not None and layer.k_norm is not None:
                 rows = (layer.q_norm.expand(config.num_heads, -1), layer.k_norm.expand(config.num_kv_heads, -1))
                 qk_norm = torch.cat(rows) * head
+            input_norm, post_norm = layer.input_norm * wide, layer.post_norm * wide
             self._steps.append(
                 _Step(
                     index=index,
                     layer=layer,
-                    input_norm=layer.input_norm * wide,
-                    post_norm=layer.post_norm * wide,
+                    input_norm=input_norm,
+                    post_norm=post_norm,
                     qk_norm=qk_norm,
-                    qkv_t=layer.qkv.t(),
+                    qkv_t=self._fold(layer.qkv, input_norm),
                     qkv_bias=layer.qkv_bias,
                     o_t=layer.o.t(),
                     o_bias=layer.o_bias,
-                    gate_up_t=None if layer.gate_up is None else layer.gate_up.t(),
+                    gate_up_t=None if layer.gate_up is None else self._fold(layer.gate_up, post_norm),
                     down_t=None if layer.down is None else layer.down.t(),
                     kv_flat=self.kv.flat[index],
                 )
             )
+        weights = [step.qk_norm for step in self._steps if step.qk_norm is not None]
+        if self._folds and weights:
+            stacked = torch.stack(weights)[:, None]
+            self._qk_norms = (stacked, stacked.roll(config.head_dim // 2, -1))
+
+    def _fold(self, matrix: Tensor, norm: Tensor) -> Tensor:
+        """Transpose a matrix, with the norm of its input folded in when this runner folds."""
+        return (matrix * norm).t().contiguous() if self._folds else matrix.t()
 
     def _norm_into(self, x: Tensor, size: Tensor, floor: Tensor, unit: float, out: Tensor) -> Tensor:
         """Write x / rms(x) (times sqrt of the width in fp32) into `out`: three operators, the mean in fp32."""
@@ -281,7 +300,7 @@ class NativeRunner:
         columns = int(lengths.max()) + 1
         positions = torch.from_numpy(lengths).to(self._device)
         where = self._row_base[:n] + positions
-        cos, sin = torch.split(self._rope.index_select(0, positions), 1, 1)
+        cosines, upper_sines, lower_sines = self._rotation(positions)
         mask = None
         if int(lengths.min()) + 1 != columns:
             hidden = self._columns[:columns] > positions[:, None]
@@ -289,11 +308,15 @@ class NativeRunner:
             mask.masked_fill_(hidden[:, None, None], float("-inf"))
         w = self._workspace.views(n)
         x, h, size, rotated, head_size, normed = w.x, w.h, w.size, w.rotated, w.head_size, w.normed
-        torch.index_select(self.arena.params.embed, 0, torch.from_numpy(tokens).to(self._device), out=x)
+        x.copy_(F.embedding(torch.from_numpy(tokens).to(self._device), self.arena.params.embed))
+        folds, rotation_has_norm = self._folds, self._qk_norms is not None
         routes: list[Tensor] = []
         keys, values = self.kv.windows(n, 0, columns)
         for step in self._steps:
-            self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(step.input_norm)
+            index = step.index
+            self._normalise(w.x_and_floor, x, size, self._norm_unit, h)
+            if not folds:
+                h.mul_(step.input_norm)
             if step.qkv_bias is None:
                 torch.mm(h, step.qkv_t, out=w.heads_flat)
             else:
@@ -301,27 +324,51 @@ class NativeRunner:
             if step.qk_norm is None:
                 normed.copy_(rotated)
             else:
-                self._norm_into(rotated, head_size, self._head_floor, self._head_unit, normed).mul_(step.qk_norm)
-            torch.cat((w.second_half, w.first_half), -1, out=w.turned)
-            torch.mul(normed, cos, out=w.product)
-            torch.addcmul(w.product, w.turned, sin, out=rotated)
+                self._norm_into(rotated, head_size, self._head_floor, self._head_unit, normed)
+                if not rotation_has_norm:
+                    normed.mul_(step.qk_norm)
+            torch.mul(normed, cosines[index], out=w.product)
+            torch.addcmul(w.product_upper, w.lower, upper_sines[index], out=w.rotated_upper)
+            torch.addcmul(w.product_lower, w.upper, lower_sines[index], out=w.rotated_lower)
             step.kv_flat.index_copy_(0, where, w.new_kv)
-            mixed = F.scaled_dot_product_attention(w.queries, keys[step.index], values[step.index], attn_mask=mask)
+            mixed = F.scaled_dot_product_attention(w.queries, keys[index], values[index], attn_mask=mask)
             x.addmm_(mixed.reshape(n, -1), step.o_t)
             if step.o_bias is not None:
                 x.add_(step.o_bias)
-            self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(step.post_norm)
+            self._normalise(w.x_and_floor, x, size, self._norm_unit, h)
             if step.gate_up_t is not None and step.down_t is not None:
+                if not folds:
+                    h.mul_(step.post_norm)
                 torch.mm(h, step.gate_up_t, out=w.gate_up)
                 x.addmm_(F.silu(w.gate).mul_(w.up), step.down_t)
                 if self.config.num_experts:
                     routes.append(torch.zeros(n, self.config.experts_per_token, dtype=torch.int64, device=x.device))
             else:
-                out, used, _ = compute_moe(self.config, step.layer, h, None)
+                out, used, _ = compute_moe(self.config, step.layer, h.mul_(step.post_norm), None)
                 x.add_(out)
                 routes.append(used)
-        self._norm_into(x, size, self._norm_floor, self._norm_unit, h).mul_(self._final_norm)
+        self._normalise(w.x_and_floor, x, size, self._norm_unit, h)
+        if not folds:
+            h.mul_(self._final_norm)
         return torch.mm(h, self._head_t).float(), self._pack_routes(routes)
+
+    def _rotation(self, positions: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+        """Give cosines [n, 1 or Q + K, d] and both halves of the sines per layer, norm weights folded in or not."""
+        half = self.config.head_dim // 2
+        cos, sin = torch.split(self._rope.index_select(0, positions), 1, 1)
+        if self._qk_norms is None:
+            layers = self.config.num_layers
+            return [cos] * layers, [sin[..., :half]] * layers, [sin[..., half:]] * layers
+        # x w rotated is x (w cos) + turned(x) (turned(w) sin).
+        sines = self._qk_norms[1] * sin
+        return (self._qk_norms[0] * cos).unbind(0), sines[..., :half].unbind(0), sines[..., half:].unbind(0)
+
+    def _normalise(self, x_and_floor: Tensor, x: Tensor, size: Tensor, unit: float, out: Tensor) -> None:
+        """Write x / rms(x) as `_norm_into` does; the floor is a column beside x, which saves the hypot."""
+        torch.linalg.vector_norm(x_and_floor, dim=-1, keepdim=True, dtype=torch.float32, out=size)
+        if not self._is_wide:
+            size.mul_(unit)
+        torch.div(x, size, out=out)
 
     @torch.inference_mode()
     def prefill(self, prefills: list[Prefill]) -> PrefillResult:

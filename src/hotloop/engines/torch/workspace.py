@@ -23,6 +23,8 @@ class Views:
 
     x: Tensor
     """[n, D] residual stream."""
+    x_and_floor: Tensor
+    """[n, D + 1] the same and sqrt(eps D), so that one norm gives sqrt(|x|^2 + eps D)."""
     h: Tensor
     """[n, D] normed input of a block."""
     size: Tensor
@@ -39,13 +41,15 @@ class Views:
     """[n, Q + K, 1] fp32 norms."""
     normed: Tensor
     """[n, Q + K, d]"""
-    second_half: Tensor
-    """[n, Q + K, d / 2] of `normed`."""
-    first_half: Tensor
-    turned: Tensor
-    """[n, Q + K, d] halves swapped."""
+    upper: Tensor
+    """[n, Q + K, d / 2] first half of each head of `normed`."""
+    lower: Tensor
     product: Tensor
     """[n, Q + K, d]"""
+    product_upper: Tensor
+    product_lower: Tensor
+    rotated_upper: Tensor
+    rotated_lower: Tensor
     gate_up: Tensor
     """[n, 2 I]"""
     gate: Tensor
@@ -55,7 +59,9 @@ class Views:
 class Workspace:
     """The buffers of one runner."""
 
-    def __init__(self, config: DecoderConfig, num_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: DecoderConfig, num_rows: int, dtype: torch.dtype, device: torch.device, norm_floor: float
+    ) -> None:
         self._config = config
         self._cache: dict[int, Views] = {}
         rotated = config.num_heads + config.num_kv_heads
@@ -65,11 +71,12 @@ class Workspace:
         def make(*shape: int, of: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=of, device=device)
 
-        self._x, self._h = make(num_rows, hidden), make(num_rows, hidden)
+        self._x, self._h = make(num_rows, hidden + 1), make(num_rows, hidden)
+        self._x[:, hidden] = norm_floor
         self._size = make(num_rows, 1, of=torch.float32)
         self._heads = make(num_rows, heads)
         self._head_size = make(num_rows, rotated, 1, of=torch.float32)
-        self._normed, self._turned, self._product = (make(num_rows, rotated, config.head_dim) for _ in range(3))
+        self._normed, self._product = (make(num_rows, rotated, config.head_dim) for _ in range(2))
         self._gate_up = make(num_rows, 2 * width)
 
     def views(self, n: int) -> Views:
@@ -83,10 +90,12 @@ class Workspace:
         config = self._config
         rotated, d = config.num_heads + config.num_kv_heads, config.head_dim
         heads = self._heads[:n].view(n, rotated + config.num_kv_heads, d)
-        normed = self._normed[:n]
+        normed, product = self._normed[:n], self._product[:n]
+        half = d // 2
         gate_up = self._gate_up[:n]
         return Views(
-            x=self._x[:n],
+            x=self._x[:n, : config.hidden_size],
+            x_and_floor=self._x[:n],
             h=self._h[:n],
             size=self._size[:n],
             heads_flat=self._heads[:n],
@@ -95,10 +104,13 @@ class Workspace:
             new_kv=heads[:, config.num_heads :],
             head_size=self._head_size[:n],
             normed=normed,
-            second_half=normed[..., d // 2 :],
-            first_half=normed[..., : d // 2],
-            turned=self._turned[:n],
-            product=self._product[:n],
+            upper=normed[..., :half],
+            lower=normed[..., half:],
+            product=product,
+            product_upper=product[..., :half],
+            product_lower=product[..., half:],
+            rotated_upper=heads[:, :rotated, :half],
+            rotated_lower=heads[:, :rotated, half:],
             gate_up=gate_up,
             gate=gate_up[:, : config.intermediate_size],
             up=gate_up[:, config.intermediate_size :],
