@@ -108,6 +108,9 @@ def _start(loaded: Loaded, rehearsal: Rehearsal | None, out: Path | None, *, qui
         _prepare_policy(experiment, dataset, folder, say)
         say(plan_run(experiment, None).render())
         return _run(experiment, dataset, folder, None, quiet=quiet, began=began)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; nothing was saved yet. Continue with: hotloop run --resume {folder.root}", err=True)
+        raise
     finally:
         lock.close()
 
@@ -227,9 +230,11 @@ def _run(
 
         def interrupt() -> None:
             controller.stop.request()
-            loop.remove_signal_handler(signal.SIGINT)  # a second interrupt ends the process at once
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one ends the process at once
+                loop.remove_signal_handler(number)
 
-        loop.add_signal_handler(signal.SIGINT, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
         return await controller.run()
 
     progress.started(first, experiment.rounds)

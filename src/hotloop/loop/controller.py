@@ -162,7 +162,8 @@ class Controller:
         record.update(parts.trainer.train_round(built.batch))
         trained = time.perf_counter()
         self._version += 1
-        write_rollouts(self._folder.rollout_file(round_), collected.groups, built.advantages, collected.dropped)
+        path, given = self._folder.rollout_file(round_), parts.trainer.round_logprobs()
+        write_rollouts(path, collected.groups, built.advantages, collected.dropped, given)
         written = time.perf_counter()
         trained_tokens = sum(len(sample.ids) for sample in built.batch.samples)
         record["perf/rollout_time"] = sampled - began
@@ -170,6 +171,7 @@ class Controller:
         record["perf/train_time"] = trained - laid_out
         record["perf/record_time"] = written - trained
         record["perf/actor_train_tok_per_s"] = trained_tokens / max(1e-9, trained - laid_out)
+        record["perf/step_time"] = written - began  # without what follows, should the run die in it
         self._state = self._next_state(record, collected, trained_tokens)
         if is_save_due(round_, interval=settings.checkpoint_interval, num_rounds=settings.num_rounds):
             self._save(self._state)

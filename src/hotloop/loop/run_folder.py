@@ -22,6 +22,8 @@ import orjson
 from hotloop.errors import InputError
 from hotloop.telemetry.jsonl import storage_error
 
+LOCK = ".lock"
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -68,7 +70,7 @@ class RunFolder:
             InputError: code `run_folder_used` when anything is in it already.
             RunError: code `write_failed`.
         """
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        if root.exists() and (not root.is_dir() or _holds_files(root)):
             resume = f"Continue it with: hotloop run --resume {root}. " if (root / "experiment.json").is_file() else ""
             raise InputError(
                 "run_folder_used",
@@ -106,7 +108,12 @@ class RunFolder:
         Raises:
             InputError: code `run_is_busy` when another process has it.
         """
-        return RunLock(self.root / ".lock")
+        return RunLock(self.root / LOCK)
+
+
+def _holds_files(root: Path) -> bool:
+    """Tell whether a file is anywhere inside; a run that died in its first moment leaves empty folders and a lock."""
+    return any(not path.is_dir() and path.name != LOCK for path in root.rglob("*"))
 
 
 class RunLock:

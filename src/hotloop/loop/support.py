@@ -195,6 +195,11 @@ def _check_rules(experiment: Experiment) -> list[Problem]:
         kind = experiment.algorithm.kind
         why = f'must be at least 2 for "{kind}", because an advantage is the reward minus the group\'s mean'
         problems.append(Problem("group_size", why, f"sampling.group_size = {sampling.group_size}", "Set it to 8."))
+    largest = max(sampling.group_size, experiment.eval_samples if experiment.eval_mode == "inline" else 1)
+    if largest > laptop.max_slots:
+        why = f"the engine decodes a whole group of {largest} at a time"
+        where = f"laptop.max_slots = {laptop.max_slots}"
+        problems.append(Problem("max_slots", why, where, f"Set it to {largest} or more."))
     if sampling.temperature == 0:
         why = "must be above 0, because greedy rollouts of one prompt are all equal"
         problems.append(Problem("temperature_zero", why, "sampling.temperature = 0", "Set it to 1."))

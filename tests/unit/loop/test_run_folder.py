@@ -20,6 +20,11 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
     RunFolder.create(tmp_path)
 
 
+def test_a_folder_whose_run_died_in_its_first_moment_may_be_used(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path).lock().close()
+    RunFolder.create(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["experiment.json", "notes.txt"])
 def test_a_used_folder_is_refused_and_a_run_in_it_can_be_resumed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")

@@ -72,6 +72,7 @@ def test_an_estimator_without_its_arithmetic_is_refused(kind: str) -> None:
     [
         (["sampling.group_size=1"], "group_size"),
         (["sampling.temperature=0"], "temperature_zero"),
+        (["laptop.max_slots=15"], "max_slots"),
         (["sampling.over_sampling=4"], "over_sampling"),
         (["laptop.task=", "eval_mode=off"], "no_prompts"),
         (["data_path=x.jsonl"], "two_prompt_sources"),
