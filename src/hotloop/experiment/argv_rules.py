@@ -21,6 +21,7 @@ from hotloop.errors import render_message
 from hotloop.experiment.argv import Launch, View, build_launch
 from hotloop.experiment.catalog.records import Gpu, Model
 from hotloop.experiment.choices import Experiment
+from hotloop.experiment.export.slime import strip_slice
 from hotloop.experiment.flags import check_flags
 from hotloop.experiment.records import Finding
 
@@ -369,6 +370,16 @@ def check_reward(view: View) -> Iterator[Finding]:
         yield _find("reward_target", f"reward.function = {settings['function']!r}", why, "Name it.", "reward.function")
 
 
+def check_slice(view: View) -> Iterator[Finding]:
+    """A row slice is written `[a:b]`; slime takes anything else for a part of the file's name."""
+    path = view.text("--prompt-data") or ""
+    if "@" in path and strip_slice(path) == path and re.search(r"@\S*:\S*$", path):
+        why = "does not end in a slice of rows, so slime would look for a file of that whole name"
+        yield _find(
+            "bad_slice", f"--prompt-data {path}", why, "Write [a:b], as in [0:1000].", "data.slice", "data_path"
+        )
+
+
 RULES: tuple[Rule, ...] = (
     check_temperature,
     check_kl_terms,
@@ -393,6 +404,7 @@ RULES: tuple[Rule, ...] = (
     check_deepep,
     check_rollout_batch,
     check_reward,
+    check_slice,
 )
 
 
@@ -481,3 +493,8 @@ def _note_unwritten(choices: Experiment) -> Iterator[Finding]:
         why = f"is not exported: no verified slime flag sets it, so the cluster trains with {ADAM_EPS:g}"
         do = "Set it back, or accept the difference."
         yield _find("adam_eps_unwritten", f"optimizer.eps = {choices.optimizer.eps:g}", why, do, "optimizer.eps")
+    if choices.data.held_out_rows and choices.task == "math":
+        why = "is not exported: slime has no such flag, so the cluster trains on every row of the file"
+        do = "Cut the rows with data.slice, or put the held-out rows into a file of their own."
+        where = f"data.held_out_rows = {choices.data.held_out_rows}"
+        yield _find("held_out_unwritten", where, why, do, "data.held_out_rows", "data.slice")

@@ -256,6 +256,18 @@ CASES: list[tuple[str, str, Launch, Launch]] = [
         launch(reward={"kind": "python", "function": ""}),
         launch(reward={"kind": "python", "function": "my_rewards.score"}),
     ),
+    (
+        "a slice has brackets",
+        "bad_slice",
+        launch(data={"slice": "0:100"}),
+        launch(data={"slice": "[0:100]"}),
+    ),
+    (
+        "a slice of the path itself",
+        "bad_slice",
+        launch(data_path="/d.jsonl@0:5"),
+        launch(data_path="/d.jsonl@[0:5]"),
+    ),
     ("an unknown flag", "unknown_flag", launch("--log-passrates"), launch("--log-passrate")),
     ("a skipped flag", "flag_skipped", launch("--sglang-tp-size", "8"), launch("--sglang-pp-size", "2")),
     ("a wrong value", "flag_value", launch("--lr-decay-style", "cos"), launch("--lr-decay-style", "cosine")),
@@ -369,7 +381,7 @@ def test_the_rules_see_slime_args_of_an_experiment() -> None:
     )
 
 
-def test_publishing_without_delta_transport_is_noted() -> None:
+def test_choices_that_no_flag_carries_are_noted() -> None:
     catalog = load_catalog()
     model = find_model(catalog, "flash")
 
@@ -379,6 +391,7 @@ def test_publishing_without_delta_transport_is_noted() -> None:
     assert codes(export={"publish": "s3://b/r"}) == ["publish_unused"]
     assert codes(export={"publish": "s3://b/r"}, **DELTA) == []
     assert codes(optimizer={"eps": 1e-6}) == ["adam_eps_unwritten"]
+    assert codes(data={"held_out_rows": 64}) == ["held_out_unwritten"]
     assert codes() == []
 
 

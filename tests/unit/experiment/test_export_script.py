@@ -195,6 +195,13 @@ def test_e03_check_passes_when_all_four_are_there_and_asks_for_nothing_else(tmp_
     assert cluster.run(script, "check", cwd=place).returncode == 1
 
 
+def test_e03_a_slice_of_rows_is_not_part_of_the_file_s_name(tmp_path: Path) -> None:
+    cluster = StubCluster(tmp_path, FLASH)
+    script = render(data_path="/mine/d.jsonl@[0:100]", data={"slice": "[5:6]"})
+    assert ": /mine/d.jsonl\n" in cluster.run(script, "check").stderr
+    assert "--prompt-data '/mine/d.jsonl@[0:100]'" in script
+
+
 def test_e03_without_straw_no_declaration_is_asked_for(tmp_path: Path) -> None:
     cluster = StubCluster(tmp_path)
     empty = tmp_path / "empty"

@@ -14,7 +14,7 @@ from hotloop.experiment.choices import Experiment
 from hotloop.experiment.export.prepare import choose_folders
 from hotloop.experiment.export.serving import count_engine_nodes
 from hotloop.experiment.export.shell import quote
-from hotloop.experiment.export.slime import publishes, uses_own_reward
+from hotloop.experiment.export.slime import publishes, strip_slice, uses_own_reward
 from hotloop.experiment.layout import Layout, parse_external_addrs
 from hotloop.experiment.records import LaunchStep
 from hotloop.experiment.resolve import resolve
@@ -59,7 +59,7 @@ def launch_guide(experiment: Experiment, layout: Layout, catalog: Catalog | None
 
 def _shared_steps(choices: Experiment, model: Model) -> list[LaunchStep]:
     folders = choose_folders(choices, model)
-    shared = [folders.serving, choices.train_path or "", choices.data_path or "", choices.save_path or ""]
+    shared = [folders.serving, choices.train_path or "", strip_slice(choices.data_path or ""), choices.save_path or ""]
     if choices.transport != "nccl":
         shared.append(choices.weight_dir)
     if choices.straw:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hotloop.experiment.catalog.records import Catalog, Convert, Model
 from hotloop.experiment.choices import Experiment
 from hotloop.experiment.export.shell import join_words, quote, render_array
-from hotloop.experiment.export.slime import Row
+from hotloop.experiment.export.slime import Row, strip_slice
 
 _DATA_FILES = {
     "dapo-math-17k/dapo-math-17k.jsonl": "math_train",
@@ -113,9 +113,9 @@ PYTHON
 def _data_lines(choices: Experiment, catalog: Catalog) -> list[str]:
     lines = []
     if choices.task == "math":
-        lines.append(_data_line(choices.data_path or "", catalog, "the prompts"))
+        lines.append(_data_line(strip_slice(choices.data_path or ""), catalog, "the prompts"))
     if choices.eval_mode != "off" and choices.eval_data:
-        lines.append(_data_line(choices.eval_data, catalog, "the evaluation prompts"))
+        lines.append(_data_line(strip_slice(choices.eval_data), catalog, "the evaluation prompts"))
     return lines
 
 

@@ -35,6 +35,7 @@ from hotloop.experiment.export.slime import (
     choose_driver,
     make_side_eval_choices,
     publishes,
+    strip_slice,
 )
 from hotloop.experiment.flags import load_flags, split_flags
 from hotloop.experiment.resolve import effective_recipe
@@ -202,7 +203,7 @@ def _render_check(choices: Experiment) -> str:
     lines = [
         '  need "rollout config" "$SERVING_DIR/config.json"',
         '  need "trainer checkpoint" "$TRAIN_DIR/latest_checkpointed_iteration.txt"',
-        f'  need "prompts" {quote(choices.data_path or "")}',
+        f'  need "prompts" {quote(strip_slice(choices.data_path or ""))}',
     ]
     if choices.straw:
         lines.append(f'  need "straw declaration" {quote(choices.straw_declaration)}')

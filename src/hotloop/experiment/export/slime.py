@@ -15,6 +15,7 @@ Source: slime 624b824a; slime docs, v0.4.0; observed behaviour of both parsers.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 from hotloop.experiment.catalog.records import Model
@@ -183,7 +184,7 @@ def _checkpoint_rows(choices: Experiment) -> list[Row]:
 
 def _rollout_rows(choices: Experiment) -> list[Row]:
     sampling, data = choices.sampling, choices.data
-    rows: list[Row] = [("--prompt-data", f"{choices.data_path or ''}{data.slice and '@' + data.slice}")]
+    rows: list[Row] = [("--prompt-data", prompt_data(choices))]
     rows.append(("--input-key", data.prompt_key))
     rows.append(("--label-key", data.label_key))
     if data.apply_chat_template:
@@ -217,6 +218,24 @@ def _rollout_rows(choices: Experiment) -> list[Row]:
     if sampling.drop_zero_std:
         rows.append(("--dynamic-sampling-filter-path", NONZERO_STD_FILTER))
     return rows
+
+
+_SLICED_PATH = re.compile(r"(.+)@(\[-?\d*:-?\d*\])")
+"""A data path with a row slice, as slime and the loop read it."""
+
+
+def strip_slice(path: str) -> str:
+    """Return the file of a data path that may end in `@[a:b]`."""
+    found = _SLICED_PATH.fullmatch(path)
+    return found[1] if found else path
+
+
+def prompt_data(choices: Experiment) -> str:
+    """Return the data path with its row slice; a slice of the path itself counts before `data.slice`."""
+    path = choices.data_path or ""
+    if not choices.data.slice or strip_slice(path) != path:
+        return path
+    return f"{path}@{choices.data.slice}"
 
 
 def global_batch_size(choices: Experiment) -> int:
