@@ -366,6 +366,8 @@ class FakeEngine:
             )
         if any(not 0 <= token < self._info.vocab_size for token in request.prompt_ids):
             raise InputError("token_out_of_vocabulary", f"the vocabulary has {self._info.vocab_size} ids", where=where)
+        if any(not 0 <= int(token) < self._info.vocab_size for token in request.params.logit_bias):
+            raise InputError("sampling_params", f"logit_bias names a token outside 0..{self._info.vocab_size - 1}")
         if not 1 <= request.n <= self._max_slots:
             raise InputError(
                 "too_many_completions", f"must be 1 to {self._max_slots}", where=f"{where}: n = {request.n}"

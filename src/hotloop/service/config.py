@@ -56,6 +56,8 @@ class LimitsConfig(_Record):
     max_queue: int = Field(1024, ge=0)
     """Requests that may wait at the gateway for a replica with room."""
     queue_timeout_s: float = Field(60.0, gt=0)
+    receive_timeout_s: float = Field(30.0, gt=0)
+    """How long a client may take to send its headers, and again its body."""
     incomplete_wait_s: float = Field(60.0, ge=0)
     storage_budget_s: float = Field(600.0, gt=0)
     post_budget_s: float = Field(2.0, gt=0)

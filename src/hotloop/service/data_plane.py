@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import aiohttp
 import orjson
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from hotloop.errors import HotloopError, ReplicaLost, ServiceError
@@ -31,10 +32,13 @@ from hotloop.service.membership import Member, Membership
 from hotloop.service.metrics import Metrics
 from hotloop.service.rollout_request import split_model_name
 from hotloop.service.routing import affinity_key_of, choose_replica, parse_pin
-from hotloop.service.wire_errors import error_body, error_response
+from hotloop.service.wire_errors import error_body, error_response, internal_error
 
-BODY_TIMEOUT_S = 30.0
+WAKE_EVERY_S = 1.0
+"""A waiting request looks again so often: a replica may have become ready without another request's end."""
+LAST_WORDS_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
+logger = logging.getLogger(__name__)
 _PASSED_ON = (b"content-type", b"x-hotloop-ignored", b"retry-after", b"cache-control")
 
 
@@ -73,10 +77,9 @@ class DataPlane:
         outcome = _Outcome()
         try:
             try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
-                    raw = await read_body(request, self._limits.max_body_bytes)
-            except TimeoutError:
-                raise ServiceError("request_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+                raw = await read_body(request, self._limits.max_body_bytes, self._limits.receive_timeout_s)
+            except ClientDisconnect:
+                return
             body = parse_object(raw)
             limit = self._limits.request_timeout_s
             try:
@@ -89,10 +92,22 @@ class DataPlane:
                     do="Ask for fewer tokens, or raise limits.request_timeout_s.",
                 ) from None
         except HotloopError as error:
-            self._metrics.errors.labels(error.code).inc()
-            if not outcome.started:
-                await error_response(error)(scope, receive, send)
-            else:
+            await self._refuse(error, outcome, scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and this request took longer than its patience
+            await self._refuse(_shutting_down(), outcome, scope, receive, send)
+            raise
+        except Exception as error:
+            logger.exception("%s", scope["path"])
+            await self._refuse(internal_error(error), outcome, scope, receive, send)
+
+    async def _refuse(self, error: HotloopError, outcome: _Outcome, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with an error, or end what has begun with one."""
+        self._metrics.errors.labels(error.code).inc()
+        if not outcome.started:
+            await error_response(error)(scope, receive, send)
+            return
+        with contextlib.suppress(TimeoutError):  # a reader that does not read is not told
+            async with asyncio.timeout(LAST_WORDS_TIMEOUT_S):
                 await _end_broken_stream(send, error, outcome)
 
     async def _until_gone(
@@ -164,10 +179,11 @@ class DataPlane:
                     is_waiting = True
                     self._metrics.waiting.set(self._waiting)
                 async with self._room:
-                    try:
-                        await asyncio.wait_for(self._room.wait(), max(0.0, deadline - loop.time()))
-                    except TimeoutError:
-                        raise _queue_full(f"no replica had room within {self._limits.queue_timeout_s:g} s") from None
+                    remaining = deadline - loop.time()
+                    if remaining <= 0:
+                        raise _queue_full(f"no replica had room within {self._limits.queue_timeout_s:g} s")
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._room.wait(), min(remaining, WAKE_EVERY_S))
         finally:
             if is_waiting:
                 self._waiting -= 1
@@ -233,6 +249,16 @@ _REQUEST_HEADERS = (
 def _queue_full(why: str) -> ServiceError:
     return ServiceError(
         "queue_full", why, do="Retry in 1 s, or add replicas.", details={"retry_after_s": 1}, retryable=True
+    )
+
+
+def _shutting_down() -> ServiceError:
+    return ServiceError(
+        "shutting_down",
+        "the deployment ends",
+        do="Retry when it is back.",
+        details={"retry_after_s": 1},
+        retryable=True,
     )
 
 

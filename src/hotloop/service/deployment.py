@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from hotloop.errors import HotloopError, ReplicaLost, ServiceError, SnapshotError
 from hotloop.service.config import DeploymentConfig
 from hotloop.service.hot_load_api import LoadingState, LoadRequest, render_status
-from hotloop.service.ledger import Entry, Ledger
+from hotloop.service.ledger import Entry, Ledger, State
 from hotloop.service.load_decision import DeploymentState, Known, decide_load
 from hotloop.service.membership import Member, Membership
 from hotloop.service.replica_client import ReplicaClient
@@ -32,6 +33,11 @@ STARTUP_RETRY_S = 5.0
 LOAD_ATTEMPTS = 3
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 30.0
+RETRY_DOUBLINGS = 5
+"""Beyond these the wait is at its bound; an unbounded exponent would overflow after a day of failures."""
+RESEND_S = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -46,6 +52,8 @@ class Load:
     activated: set[str] = field(default_factory=set)
     retrying: set[str] = field(default_factory=set)
     """Replicas that failed and get the target again after a wait."""
+    losses: dict[str, int] = field(default_factory=dict)
+    """How often a replica died while this load was active."""
     is_canceled: bool = False
 
 
@@ -104,6 +112,7 @@ class Deployment:
         async with self._posting:
             served_identity, served_version, everywhere = self._served()
             known = await self._look(request, served_identity, served_version)
+            served_identity, served_version, everywhere = self._served()  # a load may have ended during the look
             state = DeploymentState(
                 served_identity=served_identity,
                 served_version=served_version,
@@ -117,9 +126,9 @@ class Deployment:
             if decision.action == "start":
                 self._start(self._make_load(request, known))
             elif decision.action == "queue":
-                if self._waiting is not None:
-                    self._ledger.finish(self._waiting.entry, "superseded", "superseded")
-                self._waiting = self._make_load(request, known)
+                displaced, self._waiting = self._waiting, self._make_load(request, known)
+                if displaced is not None:
+                    self._note_end(displaced, "superseded", "superseded")
         return {
             "accepted": True,
             "identity": request.identity,
@@ -139,10 +148,9 @@ class Deployment:
             ServiceError: `not_cancellable`.
         """
         if self._waiting is not None:
-            identity = self._waiting.request.identity
-            self._ledger.finish(self._waiting.entry, "canceled", "canceled")
-            self._waiting = None
-            return {"canceled": identity}
+            given_up, self._waiting = self._waiting, None
+            self._note_end(given_up, "canceled", "canceled")
+            return {"canceled": given_up.request.identity}
         load = self._active
         stages = {member.status.loading.stage for member in self._members_of(load)} if load else set()
         if load is None or stages & {"loading", "done"}:
@@ -184,8 +192,23 @@ class Deployment:
             except HotloopError as error:
                 self._startup_error = error
                 await asyncio.sleep(STARTUP_RETRY_S)
+        await self._take_up_interrupted()
         if self._config.watch:
             await self._watch()
+
+    async def _take_up_interrupted(self) -> None:
+        """Go on with the wish that had been accepted when the last gateway died, unless a newer one came meanwhile."""
+        entry = self._ledger.take_interrupted()
+        is_first = self._next_id == 2 and self._waiting is None
+        if entry is None or not is_first or entry.identity == self.target_identity:
+            return
+        # Its version was compared with the served one when it was accepted, where it was known.
+        was_checked = entry.policy_version is not None
+        request = LoadRequest.from_json({"identity": entry.identity, **entry.hints, "allow_rewind": was_checked})
+        try:
+            await self.post(request)
+        except HotloopError as error:
+            logger.warning("the interrupted load of %s is not taken up again: %s", entry.identity, error)
 
     def _startup_request(self) -> LoadRequest:
         done = self._ledger.newest_done()
@@ -194,16 +217,19 @@ class Deployment:
         return LoadRequest.from_json({"identity": done.identity, **done.hints})
 
     async def _watch(self) -> None:
+        """Ask for each newer snapshot once: what failed for good or was canceled is not asked for again."""
+        asked = ""
         while True:
             await asyncio.sleep(self._config.watch_interval_s)
             try:
                 newest = await asyncio.to_thread(self._newest_manifest)
                 _, served, _ = self._served()
                 wanted = self.target_version if self.target_version is not None else served
-                if newest is not None and (wanted is None or newest[1] > wanted):
+                if newest is not None and newest[0] != asked and (wanted is None or newest[1] > wanted):
                     await self.post(LoadRequest(newest[0]))
+                    asked = newest[0]
             except HotloopError as error:
-                self._startup_error = error
+                logger.warning("watching the bucket: %s", error)
 
     def _newest_manifest(self) -> tuple[str, int] | None:
         found = []
@@ -264,9 +290,9 @@ class Deployment:
             requested_at=self._clock(),
             hints=hints,
         )
+        self._ledger.add(entry)
         load = Load(self._next_id, request, known, entry)
         self._next_id += 1
-        self._ledger.add(entry)
         return load
 
     def _start(self, load: Load) -> None:
@@ -276,6 +302,8 @@ class Deployment:
                 self._spawn(self._send(member, load, 0.0))
 
     async def _send(self, member: Member, load: Load, delay_s: float) -> None:
+        """Give a replica its target, until it took it, is gone, or something else is wanted."""
+        url = member.url
         await asyncio.sleep(delay_s)
         request = load.request
         transition = self._config.transition
@@ -288,17 +316,27 @@ class Deployment:
                 else request.drain_timeout_s,
             }
         )
+        if not self._is_wanted(load, member, url):
+            return
         load.attempts[member.replica_id] = load.attempts.get(member.replica_id, 0) + 1
-        hints = {entry.identity: entry.hints for entry in self._ledger.entries if entry.hints}
-        with contextlib.suppress(ReplicaLost):  # the supervisor sees the loss and sends again after the restart
-            await self._client_of(member).set_target(
-                load.load_id,
-                filled,
-                policy_version=load.known.policy_version,
-                hints=hints,
-                may_activate=transition.max_concurrent_swaps == 0,
-            )
+        while self._is_wanted(load, member, url):
+            hints = {entry.identity: entry.hints for entry in self._ledger.entries if entry.hints}
+            try:
+                await self._client_of(member).set_target(
+                    load.load_id,
+                    filled,
+                    policy_version=load.known.policy_version,
+                    hints=hints,
+                    may_activate=transition.max_concurrent_swaps == 0,
+                )
+                break
+            except ReplicaLost:
+                await asyncio.sleep(RESEND_S)
         load.retrying.discard(member.replica_id)
+
+    def _is_wanted(self, load: Load, member: Member, url: str) -> bool:
+        """Say whether a command still makes sense: nothing newer came, and the replica has not been replaced."""
+        return load is (self._active or self._current) and member.url == url
 
     def on_join(self, member: Member) -> None:
         """Give a replica that has just come up the current target."""
@@ -320,7 +358,9 @@ class Deployment:
             loading.stage = "pending"
             if member.replica_id not in load.retrying:  # its status says the same every second until it gets the target
                 load.retrying.add(member.replica_id)
-                delay = min(RETRY_FIRST_S * 2 ** (load.attempts[member.replica_id] - 1), RETRY_LONGEST_S)
+                load.activated.discard(member.replica_id)
+                doublings = min(load.attempts.get(member.replica_id, 1) - 1, RETRY_DOUBLINGS)
+                delay = min(RETRY_FIRST_S * 2**doublings, RETRY_LONGEST_S)
                 self._spawn(self._send(member, load, delay))
             return
         self._activate_next(load)
@@ -335,11 +375,23 @@ class Deployment:
         return self._active
 
     def on_lost(self, member: Member) -> None:
-        """A replica has died; the load goes on without it, and it gets the target when it is back."""
-        if self._active is not None:
-            self._active.activated.discard(member.replica_id)
-            self._activate_next(self._active)
-            self._finish_if_over(self._active)
+        """A replica has died; the load goes on without it, and it gets the target when it is back.
+
+        A load under which every replica died again and again is given up if there is another one to turn to: the
+        snapshot itself may be what ends them.
+        """
+        load = self._active
+        if load is None:
+            return
+        load.activated.discard(member.replica_id)
+        load.losses[member.replica_id] = load.losses.get(member.replica_id, 0) + 1
+        members = self._membership.members
+        has_another = self._current is not None or self._waiting is not None
+        if has_another and all(load.losses.get(name, 0) >= LOAD_ATTEMPTS for name in members):
+            self._end(load, "error", "replica_lost")
+            return
+        self._activate_next(load)
+        self._finish_if_over(load)
 
     def _may_retry(self, member: Member, load: Load) -> bool:
         """A replica that serves nothing is tried on and on, unless a newer wish waits; one that serves, three times."""
@@ -361,11 +413,16 @@ class Deployment:
             if free > 0 and member.status.loading.stage == "staged" and member.replica_id not in load.activated:
                 load.activated.add(member.replica_id)
                 free -= 1
-                self._spawn(self._activate(member, load.load_id))
+                self._spawn(self._activate(member, load))
 
-    async def _activate(self, member: Member, load_id: int) -> None:
-        with contextlib.suppress(ReplicaLost):
-            await self._client_of(member).activate(load_id)
+    async def _activate(self, member: Member, load: Load) -> None:
+        url = member.url
+        while self._is_wanted(load, member, url) and member.status.loading.stage == "staged":
+            try:
+                await self._client_of(member).activate(load.load_id)
+                return
+            except ReplicaLost:
+                await asyncio.sleep(RESEND_S)
 
     def _finish_if_over(self, load: Load) -> None:
         alive = [member for member in self._membership.members.values() if member.url]
@@ -384,16 +441,27 @@ class Deployment:
             load.entry.policy_version = done[0].status.policy_version
         if done:
             self._current = load
-        self._active = None
-        if load.is_canceled:
-            self._ledger.finish(load.entry, "canceled", "canceled")
-        elif failed is not None:
-            self._ledger.finish(load.entry, "error", failed.status.loading.reason)
+        if failed is None:
+            self._end(load, "done", "")  # even where a cancel came too late
+        elif load.is_canceled:
+            self._end(load, "canceled", "canceled")
         else:
-            self._ledger.finish(load.entry, "done")
+            self._end(load, "error", failed.status.loading.reason)
+
+    def _end(self, load: Load, state: State, reason: str) -> None:
+        """Close the active load and begin the waiting one."""
+        self._active = None
+        self._note_end(load, state, reason)
         if self._waiting is not None:
             following, self._waiting = self._waiting, None
             self._start(following)
+
+    def _note_end(self, load: Load, state: State, reason: str) -> None:
+        """Write the end of a load down. What is served does not depend on the disk: the next POST tells of it."""
+        try:
+            self._ledger.finish(load.entry, state, reason)
+        except ServiceError as error:
+            logger.error("%s", error)
 
     # ---- state --------------------------------------------------------------------------------------------------
 

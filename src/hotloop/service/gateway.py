@@ -21,7 +21,6 @@ from typing import Any
 
 import aiohttp
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -43,7 +42,7 @@ from hotloop.service.replica_client import ReplicaClient
 from hotloop.service.rollout_request import has_vendor_header
 from hotloop.service.supervisor import Supervisor
 from hotloop.service.timestamps import utc_now
-from hotloop.service.wire_errors import error_response, handle_hotloop_error, not_found
+from hotloop.service.wire_errors import HANDLERS, error_response, method_not_allowed
 from hotloop.snapshots.cache import Cache
 from hotloop.snapshots.reader import SnapshotReader
 
@@ -93,8 +92,8 @@ class Gateway:
             Route("/health", self._get_health, methods=["GET"]),
             Route("/ready", self._get_ready, methods=["GET"]),
         ]
-        handlers = {HotloopError: handle_hotloop_error, HTTPException: _handle_http_error}
-        self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
+        self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=HANDLERS)
+        self._app.router.redirect_slashes = False  # a redirect would repeat the Host header
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,8 +104,11 @@ class Gateway:
         path = _PREFIX.sub("", scope["path"], count=1)
         if path != scope["path"]:
             scope = {**scope, "path": path, "raw_path": path.encode()}
-        if path not in _ROLLOUT_PATHS or scope["method"] != "POST":
+        if path not in _ROLLOUT_PATHS:
             await self._app(scope, receive, send)
+            return
+        if scope["method"] != "POST":
+            await method_not_allowed(scope["method"], path, "POST")(scope, receive, send)
             return
         try:
             self._guard.check(Request(scope).headers, "POST", "infer")
@@ -200,14 +202,18 @@ class Gateway:
         return JsonResponse(self.deployment.status(vendor_dialect=has_vendor_header(request.headers)))
 
     async def _post_load(self, request: Request) -> Response:
-        body = parse_object(await read_body(request, self._config.limits.max_body_bytes))
-        return JsonResponse(await self.deployment.post(parse_load_request(body, request.headers)))
+        load_request = parse_load_request(await self._read_object(request), request.headers)
+        return JsonResponse(await self.deployment.post(load_request))
+
+    async def _read_object(self, request: Request) -> dict[str, Any]:
+        limits = self._config.limits
+        return parse_object(await read_body(request, limits.max_body_bytes, limits.receive_timeout_s))
 
     async def _delete_load(self, request: Request) -> Response:
         return JsonResponse(await self.deployment.cancel())
 
     async def _post_hint(self, request: Request) -> Response:
-        identity, files = parse_hint(parse_object(await read_body(request, self._config.limits.max_body_bytes)))
+        identity, files = parse_hint(await self._read_object(request))
         hints = self.deployment.hints_for(identity)
         self._spawn(asyncio.to_thread(prefetch, self._reader, self._cache, identity, files, hints))
         return JsonResponse({"accepted": True}, status_code=202)
@@ -239,11 +245,3 @@ class Gateway:
         if is_ready:
             return JsonResponse({"ready": True})
         return error_response(ServiceError("no_replicas", "no replica is ready", do="Retry in 1 s.", retryable=True))
-
-
-async def _handle_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        why = f"{request.method} is not allowed here"
-        return error_response(ServiceError("method_not_allowed", why, where=request.url.path))
-    return error_response(not_found(request.url.path))

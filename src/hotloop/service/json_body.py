@@ -6,6 +6,7 @@ Promises: a body above the limit is refused while it arrives, never collected fi
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -24,12 +25,22 @@ class JsonResponse(Response):
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a request body of at most `max_bytes`.
+async def read_body(request: Request, max_bytes: int, timeout_s: float | None = None) -> bytes:
+    """Read a request body of at most `max_bytes`, all of it within `timeout_s`.
 
     Raises:
-        ServiceError: `request_too_large`.
+        ServiceError: `request_too_large`, `request_timeout`.
     """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, max_bytes)
+    except TimeoutError:
+        raise ServiceError(
+            "request_timeout", f"the body did not arrive within {timeout_s:g} s", do="Send the body without pauses."
+        ) from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)

@@ -50,6 +50,7 @@ class Ledger:
         self._path = path
         self._clock = clock
         self._uncertain = False
+        self._interrupted: Entry | None = None
         self.entries: list[Entry] = []
         self.needs_anchor = False
         """True after a reset or a lost ledger: the next load must be an anchor."""
@@ -60,6 +61,7 @@ class Ledger:
         self.entries = []
         self.needs_anchor = False
         self._uncertain = False
+        self._interrupted = None
         try:
             raw = self._path.read_bytes()
         except FileNotFoundError:
@@ -68,10 +70,11 @@ class Ledger:
             body = orjson.loads(raw)
             if body["schema"] != SCHEMA:
                 raise ValueError(f"schema {body['schema']}")
-            self.entries = [Entry(**entry) for entry in body["entries"]]
+            self.entries = [_read_entry(entry) for entry in body["entries"]]
             self.needs_anchor = bool(body["base"] and body["base"].get("needs_anchor"))
             self._close_open_entries()
         except (ValueError, KeyError, TypeError, AttributeError):
+            self._interrupted = None
             aside = self._path.with_name(f"{self._path.name}.unreadable-{self._clock().replace(':', '')}")
             os.replace(self._path, aside)
             self.entries = []
@@ -83,6 +86,12 @@ class Ledger:
         for entry in self.entries:
             if entry.state == "loading":
                 entry.state, entry.reason, entry.finished_at = "canceled", "canceled", self._clock()
+                self._interrupted = entry
+
+    def take_interrupted(self) -> Entry | None:
+        """Give the newest load that was accepted and not finished when the last gateway ended; once."""
+        entry, self._interrupted = self._interrupted, None
+        return entry
 
     def save(self) -> None:
         """Write the file.
@@ -118,9 +127,17 @@ class Ledger:
             self.save()
 
     def add(self, entry: Entry) -> None:
-        """Note a new load."""
+        """Note a new load.
+
+        Raises:
+            ServiceError: `ledger_uncertain`; the load is not noted.
+        """
         self.entries.append(entry)
-        self.save()
+        try:
+            self.save()
+        except ServiceError:
+            self.entries = [each for each in self.entries if each is not entry]  # refused: it never began
+            raise
 
     def finish(self, entry: Entry, state: State, reason: str = "") -> None:
         """Note how a load ended."""
@@ -155,6 +172,15 @@ class Ledger:
             "base": {"needs_anchor": True} if self.needs_anchor else None,
             "entries": [asdict(entry) for entry in reversed(self.entries)],
         }
+
+
+def _read_entry(raw: Any) -> Entry:
+    """Read one entry; what a restart goes on from must have the right types."""
+    entry = Entry(**raw)
+    known_hints = {"is_incremental", "parent", "compression_format", "checksum_format", "policy_version"}
+    if not isinstance(entry.identity, str) or not isinstance(entry.hints, dict) or not set(entry.hints) <= known_hints:
+        raise ValueError("an entry has fields of the wrong type")
+    return entry
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -18,6 +18,8 @@ STALE_AFTER_S = 5.0
 EJECT_AFTER = 3
 EJECT_FIRST_S = 1.0
 EJECT_LONGEST_S = 30.0
+EJECT_DOUBLINGS = 5
+"""Beyond these the time is at its bound."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,8 @@ class Member:
         if self.failures >= EJECT_AFTER:
             self.failures = 0
             self.ejections += 1
-            self.ejected_until = now + min(EJECT_FIRST_S * 2 ** (self.ejections - 1), EJECT_LONGEST_S)
+            doublings = min(self.ejections - 1, EJECT_DOUBLINGS)
+            self.ejected_until = now + min(EJECT_FIRST_S * 2**doublings, EJECT_LONGEST_S)
 
     def is_ready(self, now: float) -> bool:
         """Say whether requests may go there."""

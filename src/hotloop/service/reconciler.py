@@ -163,6 +163,13 @@ class Reconciler:
         if target.is_canceled:
             raise ServiceError("canceled", f"the load of {identity} was canceled")
         version = self._version_of(staged)
+        if served.engine is not None and version < served.policy_version and not target.request.allow_rewind:
+            raise ServiceError(  # the gateway could not tell: the bucket was slow, or a newer wish was still loading
+                "rewind_rejected",
+                f"snapshot {identity} has policy version {version}, below the {served.policy_version} that is served",
+                do='Send "allow_rewind": true to go back.',
+                details={"identity": identity, "served_policy_version": served.policy_version},
+            )
         if served.engine is None:
             await self._open(target, staged, version)
         else:
@@ -239,7 +246,7 @@ class Reconciler:
                     "incompatible_config",
                     f"the config.json of {staged.identity} differs in {', '.join(differing[:5])}",
                     do="Start a new deployment for another model, or name the keys in validation.extra_fields_ignore.",
-                    details={"identity": staged.identity, "fields": differing},
+                    details={"identity": staged.identity, "fields": differing[:20]},
                 )
         if staged.base is None and not self._wiring.mirror.is_empty:
             held = {name: (t.dtype, t.shape) for name, t in self._wiring.mirror.tensors.items()}

@@ -29,9 +29,9 @@ from hotloop.service.auth import check_replica_token
 from hotloop.service.hot_load_api import LoadRequest
 from hotloop.service.json_body import JsonResponse, parse_object, read_body
 from hotloop.service.reconciler import Reconciler, Target, Wiring
-from hotloop.service.rollout_request import Kind
+from hotloop.service.rollout_request import Kind, render_ignored
 from hotloop.service.rollouts import Rollouts, RolloutSettings
-from hotloop.service.wire_errors import error_response, handle_hotloop_error
+from hotloop.service.wire_errors import HANDLERS, error_response
 
 HEARTBEAT_S = 1.0
 
@@ -58,9 +58,8 @@ class Replica:
             Route("/internal/cancel", self._cancel, methods=["POST"]),
             Route("/internal/events", self._events, methods=["GET"]),
         ]
-        application = Starlette(
-            routes=routes, lifespan=self._lifespan, exception_handlers={HotloopError: handle_hotloop_error}
-        )
+        application = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=HANDLERS)
+        application.router.redirect_slashes = False
         return _TokenGuard(application, self._token)
 
     @contextlib.asynccontextmanager
@@ -91,7 +90,7 @@ class Replica:
             try:
                 headers = {}
                 if rollout.request.ignored:
-                    headers["x-hotloop-ignored"] = ",".join(rollout.request.ignored).encode("ascii", "replace").decode()
+                    headers["x-hotloop-ignored"] = render_ignored(rollout.request.ignored)
                 if rollout.request.stream:
                     events = self.rollouts.events(rollout)
                     stack.push_async_callback(events.aclose)

@@ -8,19 +8,24 @@ Does not do: version pins and affinity (routing.py, read at the gateway), answer
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hotloop.errors import ServiceError
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.service.token_ids_only import TokenIdsOnly, missing_tokenizer
 from hotloop.types import SamplingParams
 
 Kind = Literal["chat", "text"]
 MAX_COMPLETIONS = 1024
+"""Choices of one request: prompts times `n`."""
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 MAX_TOP_LOGPROBS = 128
 MAX_SALT_CHARS = 128
+MAX_IGNORED_CHARS = 2000
 DEFAULT_TEXT_MAX_TOKENS = 16
 
 EXTRA_FIELDS = frozenset(
@@ -162,14 +167,17 @@ def parse_rollout_request(
     if not isinstance(extra, list) or not all(isinstance(name, str) for name in extra):
         raise invalid("nvext.extra_fields", "must be a list of names")
     ignored += [f"nvext.extra_fields.{name}" for name in extra if name not in EXTRA_FIELDS]
+    n = _integer(body, "n", 1, 1, MAX_COMPLETIONS)
     prompts = _prompts(kind, body, nvext, tokenizer)
+    if len(prompts) * n > MAX_COMPLETIONS:
+        raise invalid("prompt", f"{len(prompts)} prompts times n = {n} are more than {MAX_COMPLETIONS} completions")
     logprobs, top_logprobs = _logprobs(kind, body)
     control = _mapping(nvext, "session_control", "nvext.session_control")
     return RolloutRequest(
         kind=kind,
         model=str(body.get("model") or ""),
         prompts=prompts,
-        n=_integer(body, "n", 1, 1, MAX_COMPLETIONS),
+        n=n,
         params=_sampling(kind, body, tokenizer),
         stream=_boolean(body, "stream"),
         include_usage=_boolean(_mapping(body, "stream_options"), "include_usage", "stream_options.include_usage"),
@@ -187,6 +195,20 @@ def parse_rollout_request(
         session_id=str(headers.get("x-multi-turn-session-id") or control.get("session_id") or ""),
         ignored=tuple(ignored),
     )
+
+
+def render_ignored(names: Sequence[str]) -> str:
+    """Write the names of ignored fields as a header's value: printable ASCII, bounded, "..." where names are left out.
+
+    The names come from the client, so nothing in them may end the header or split the list.
+    """
+    text = ""
+    for name in names:
+        safe = "".join(char if "!" <= char <= "~" and char != "," else "?" for char in name[:MAX_IGNORED_CHARS])
+        if len(text) + len(safe) + 1 > MAX_IGNORED_CHARS:
+            return f"{text},..." if text else "..."
+        text = f"{text},{safe}" if text else safe
+    return text
 
 
 def has_vendor_header(headers: Mapping[str, str]) -> bool:
@@ -264,6 +286,8 @@ def _sampling(kind: Kind, body: Mapping[str, Any], tokenizer: Tokenizer) -> Samp
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
+    if stop and isinstance(tokenizer, TokenIdsOnly):
+        raise missing_tokenizer("stop")
     if not isinstance(stop, list) or len(stop) > 16 or not all(isinstance(text, str) and text for text in stop):
         raise invalid("stop", "must be a text or a list of at most 16 texts, none empty")
     stop_ids = body.get("stop_token_ids") or []
@@ -290,8 +314,8 @@ def _logit_bias(body: Mapping[str, Any]) -> dict[int, float]:
     bias = {}
     for key, value in raw.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and -100 <= value <= 100
-        if not str(key).isdigit() or not is_number:
-            raise invalid("logit_bias", f"{key!r}: {value!r} must map a token id to a number from -100 to 100")
+        if not _TOKEN_ID.fullmatch(key) or not is_number:
+            raise invalid("logit_bias", f"{key[:40]!r}: {value!r} must map a token id to a number from -100 to 100")
         bias[int(key)] = float(value)
     return bias
 

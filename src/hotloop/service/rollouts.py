@@ -168,13 +168,20 @@ class Rollouts:
         generate = [self._engine_request(rollout, position) for position in range(len(request.prompts))]
         self._running[rollout.request_id] = [each.request_id for each in generate]
 
+        generating = len(generate)
+
         async def pump(position: int, each: GenerateRequest) -> None:
+            nonlocal generating
             try:
                 async for chunk in engine.generate(each, stream=stream):
                     queue.put_nowait((position * request.n + chunk.index, chunk))
                 queue.put_nowait(None)
             except Exception as error:  # handed to the reader, which raises it in the request's own task
                 queue.put_nowait(error)
+            finally:
+                generating -= 1
+                if generating == 0:  # a client that reads slowly must not hold a swap up
+                    await self._gate.leave(rollout.request_id)
 
         tasks = [asyncio.create_task(pump(position, each)) for position, each in enumerate(generate)]
         try:

@@ -19,6 +19,7 @@ import uvicorn
 
 from hotloop.errors import InputError
 from hotloop.service.auth import ApiKey, check_bind, parse_keys
+from hotloop.service.bounded_http import bounded_http
 from hotloop.service.config import DeploymentConfig
 from hotloop.service.gateway import Gateway
 from hotloop.service.launchers.base import Launcher
@@ -88,7 +89,7 @@ async def _serve(gateway: Gateway, config: DeploymentConfig) -> None:
         access_log=False,
         proxy_headers=False,
         timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=64 * 1024,
+        http=bounded_http(config.limits.receive_timeout_s),
     )
     server = uvicorn.Server(settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

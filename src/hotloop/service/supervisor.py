@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 
 from hotloop.errors import HotloopError, ReplicaLost
@@ -23,6 +24,8 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 HEALTHY_AFTER_S = 60.0
 STOP_GRACE_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -61,7 +64,11 @@ class Supervisor:
         try:
             while True:
                 began = loop.time()
-                reason = await self._run_once()
+                try:
+                    reason = await self._run_once()
+                except Exception as error:  # a bug, or a machine without processes: the replica must still come back
+                    logger.exception("replica %s", self._member.replica_id)
+                    reason = f"{type(error).__name__}: {error}"
                 self._member.lose("replica_lost", reason)
                 self._on_lost(self._member)
                 if loop.time() - began >= HEALTHY_AFTER_S:

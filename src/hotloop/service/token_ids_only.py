@@ -21,11 +21,11 @@ class TokenIdsOnly(Tokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Refuse. Raises: ServiceError `no_tokenizer`."""
-        raise _missing()
+        raise missing_tokenizer("prompt")
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """Refuse. Raises: ServiceError `no_tokenizer`."""
-        raise _missing()
+        raise missing_tokenizer("prompt")
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Give no text."""
@@ -36,10 +36,11 @@ class TokenIdsOnly(Tokenizer):
         return f"token_id:{token_id}"
 
 
-def _missing() -> ServiceError:
+def missing_tokenizer(param: str) -> ServiceError:
+    """Say that a field needs a tokenizer."""
     return ServiceError(
         "no_tokenizer",
         "the served snapshot holds no tokenizer",
         do="Send token ids as prompt, set tokenizer: in the deployment's file, or publish the tokenizer files.",
-        details={"param": "prompt"},
+        details={"param": param},
     )

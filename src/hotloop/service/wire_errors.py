@@ -1,14 +1,17 @@
 """How an error reads over HTTP: one table from code to status, one body.
 
 Owns: the status of every code of the rollout service, the OpenAI-style error object and its headers.
-Promises: a code that is not in the table is a bug and answers 500 `internal_error`, without its message.
+Promises: every answer that is not a success has the one error body; a failure that nothing foresaw answers 500
+`internal_error`, without its message.
 Does not do: raising (the parts do) or routing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -74,6 +77,7 @@ _BY_STATUS: dict[int, tuple[str, ...]] = {
         "startup_missing",
         "ledger_uncertain",
         "shutting_down",
+        "engine_closed",
     ),
 }
 STATUS_OF_CODE = {code: status for status, codes in _BY_STATUS.items() for code in codes}
@@ -119,9 +123,9 @@ def error_body(error: HotloopError) -> dict[str, Any]:
     return {"error": body}
 
 
-def error_response(error: HotloopError) -> Response:
+def error_response(error: HotloopError, more_headers: Mapping[str, str] | None = None) -> Response:
     """Answer with the error's status, its body, and `Retry-After` where waiting helps."""
-    headers = {}
+    headers = dict(more_headers or {})
     wait_s = error.details.get("retry_after_s")
     if wait_s is not None or (error.code in RETRY_AFTER_CODES and error.retryable):
         headers["retry-after"] = str(int(wait_s or 1))
@@ -134,6 +138,35 @@ async def handle_hotloop_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
+def internal_error(error: Exception) -> ServiceError:
+    """Stand for a failure that nothing foresaw; its message may hold anything and stays in the log."""
+    return ServiceError(
+        "internal_error", f"the service failed ({type(error).__name__})", do="See the deployment's log, and report it."
+    )
+
+
+async def handle_any_error(request: Request, error: Exception) -> Response:
+    """Starlette handler for what nothing foresaw; Starlette raises it again for the log."""
+    return error_response(internal_error(error))
+
+
+async def handle_http_error(request: Request, error: Exception) -> Response:
+    """Starlette handler for addresses and methods that do not exist."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return method_not_allowed(request.method, request.url.path, (error.headers or {}).get("Allow", ""))
+    return error_response(not_found(request.url.path))
+
+
+def method_not_allowed(method: str, path: str, allowed: str) -> Response:
+    """Answer a method that an address does not know."""
+    error = ServiceError("method_not_allowed", f"{method} is not allowed here", where=path, do=f"Use {allowed}.")
+    return error_response(error, {"allow": allowed})
+
+
 def not_found(path: str) -> ServiceError:
     """Say that no such address exists."""
     return ServiceError("not_found", "there is nothing here", where=path, do="See docs/reference/http.md.")
+
+
+HANDLERS = {HotloopError: handle_hotloop_error, HTTPException: handle_http_error, Exception: handle_any_error}

@@ -7,6 +7,7 @@ SIGKILL. A child also ends by itself when its standard input closes, so that a k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -102,6 +103,10 @@ class LocalLauncher:
                 + _last_words(spec.log_path),
                 do="See its log.",
             ) from None
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise
         return LocalReplica(process, url)
 
 
