@@ -16,6 +16,9 @@ import click
 from hotloop import __version__
 from hotloop.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, HotloopError, InputError
 
+# Looking for pydantic plug-ins reads the metadata of every installed package at each start; none is used here.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 COMMANDS: dict[str, str] = {
     "run": "Run an experiment here, for real, at laptop size.",
     "eval": "Measure held-out accuracy of a run's checkpoint.",
