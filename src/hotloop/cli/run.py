@@ -105,6 +105,8 @@ def _start(loaded: Loaded, rehearsal: Rehearsal | None, out: Path | None, *, qui
         _write_experiment(folder, experiment, rehearsal)
         say = _silence if quiet else click.echo
         say(f"run folder: {folder.root}")
+        if experiment.reward.kind == "python":
+            say(f"imports {experiment.reward.function.rpartition('.')[0]} for the reward")
         _prepare_policy(experiment, dataset, folder, say)
         say(plan_run(experiment, None).render())
         return _run(experiment, dataset, folder, None, quiet=quiet, began=began)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from hotloop.errors import InputError, Problem
 from hotloop.experiment.choices import Experiment
 from hotloop.experiment.load import flatten
+from hotloop.loop.hooks import check_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,9 @@ def check_support(experiment: Experiment) -> None:
         Problem("not_yet_supported", "hotloop run does not carry this out yet", f"{path} = {value!r}", support.do)
         for path, value in flatten(experiment.model_dump(mode="python"))
         for support in [find_support(path)]
-        if not is_supported(path, value)
+        if not is_supported(path, value) and not path.startswith("laptop.hooks")
     ]
+    problems += check_hooks(experiment.laptop.hooks)
     problems += _check_rules(experiment)
     if problems:
         raise InputError.of(problems)

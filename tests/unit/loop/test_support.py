@@ -9,6 +9,7 @@ import pytest
 from hotloop.errors import InputError
 from hotloop.experiment.load import known_paths, load_experiment
 from hotloop.experiment.presets import make_laptop_preset
+from hotloop.loop.hooks import check_hooks
 from hotloop.loop.support import SUPPORT, check_support
 
 
@@ -57,6 +58,13 @@ def test_what_is_not_carried_out_is_refused_by_name(setting: str) -> None:
     path = setting.partition("=")[0]
     assert caught.value.code == "not_yet_supported" and caught.value.exit_code == 2
     assert caught.value.where.startswith(path if "hooks" not in path else "laptop.hooks")
+
+
+def test_a_misspelt_hook_is_told_apart_from_one_that_is_not_called() -> None:
+    hooks = {"custom-rn": "a.b", "custom_rm_path": "a.b"}
+    problems = [(problem.code, problem.do) for problem in check_hooks(hooks)]
+    assert problems[0] == ("unknown_hook", "Did you mean custom-rm?")
+    assert problems[1] == ("not_yet_supported", 'Set reward.kind = "python" and reward.function.')
 
 
 @pytest.mark.parametrize("kind", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
