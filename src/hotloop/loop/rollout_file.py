@@ -29,7 +29,11 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 def write_rollouts(
-    path: Path, groups: Sequence[Group], advantages: Mapping[int, float], dropped: Mapping[int, str]
+    path: Path,
+    groups: Sequence[Group],
+    advantages: Mapping[int, float],
+    dropped: Mapping[int, str],
+    trainer_logprobs: Mapping[int, Sequence[float]] | None = None,
 ) -> int:
     """Write the rollouts of a round, one JSON object a line, and return the file's size in bytes.
 
@@ -37,6 +41,7 @@ def write_rollouts(
         groups: everything sampled for the round, groups that were dropped included.
         advantages: rollout id -> advantage, of the rollouts in the batch.
         dropped: group id -> why it is not in the batch.
+        trainer_logprobs: rollout id -> what the trainer gave its tokens, of the rollouts that went through a pass.
 
     Raises:
         RunError: code `disk_full` or `write_failed`; no file is left.
@@ -49,6 +54,9 @@ def write_rollouts(
         shared = orjson.dumps(_describe_group(group, dropped.get(group.group_id, "")))[:-1] + b","
         for rollout in group.rollouts:
             own = make_record(rollout, logprobs[len(lines)], advantages.get(rollout.rollout_id))
+            given = (trainer_logprobs or {}).get(rollout.rollout_id)
+            if given is not None:
+                own["train_log_probs"] = np.array(given, np.float32)
             lines.append(shared + orjson.dumps(own, option=_OPTIONS)[1:])
     content = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(b"".join(lines))
     write_bytes(path, content, is_synced=False)

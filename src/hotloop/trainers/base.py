@@ -101,6 +101,14 @@ class Trainer(Protocol):
         """
         ...
 
+    def round_logprobs(self) -> Mapping[int, Sequence[float]]:
+        """What the trainer itself gave the tokens of the last round, before the loss of each was taken.
+
+        Returns: rollout id -> one logprob for each token from the first unmasked one to the last; a rollout that the
+            exact savings left out of the passes, or that has several samples, is not in it.
+        """
+        ...
+
     def weights(self) -> Mapping[str, Any]:
         """Current parameters by checkpoint name, as live arrays that an in-process engine may copy from."""
         ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,10 @@ class FakeTrainer:
         self.rounds.append(batch.round)
         mean = {name: sum(values[name] for values in metrics) / len(metrics) for name in metrics[0]}
         return {**mean, "train/lr-pg_0": metrics[-1]["train/lr-pg_0"], "train/step": float(self._step)}
+
+    def round_logprobs(self) -> Mapping[int, Sequence[float]]:
+        """Nothing is kept: this policy ignores what came before a token."""
+        return {}
 
     def weights(self) -> Mapping[str, Any]:
         """The one live array."""

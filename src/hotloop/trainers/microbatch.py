@@ -32,6 +32,8 @@ from hotloop.trainers.packing import Ints, RowSupport, StepRows
 class Microbatch:
     """The arrays of one forward pass: a prefix pass, and a branch pass on its keys (absent when W is 0)."""
 
+    rows_B: Ints
+    """Which row of the step each row is."""
     prefix_ids_GP: Ints
     prefix_lengths_G: Ints
     branch_ids_BW: Ints
@@ -137,6 +139,7 @@ def _build_microbatch(rows: StepRows, chosen_B: Ints, splits_N: Ints) -> Microba
     if rows.supports is not None:
         support_cells_K, support_ids_K = _spread_supports([rows.supports[row] for row in chosen_B], row_C, token_C)
     return Microbatch(
+        rows_B=chosen_B,
         prefix_ids_GP=prefix_ids_GP,
         prefix_lengths_G=prefix_lengths_G,
         branch_ids_BW=branch_ids_BW,

@@ -398,3 +398,20 @@ def test_a_gpu_gives_the_gradient_of_the_cpu(make_trainer: Any) -> None:
         gradients.append(trainer._optimizer.gradient.cpu())
     on_cpu, on_gpu = gradients
     assert float((on_gpu - on_cpu).norm() / on_cpu.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("steps_per_round", [1, 2])
+def test_the_rounds_logprobs_are_those_of_the_weights_before_its_first_step(
+    make_trainer: Any, policy_dirs: Any, steps_per_round: int
+) -> None:
+    batch = make_batch(num_groups=4, group_size=3, zero_groups=1, tool_frac=0.3)
+    trainer = make_trainer(steps_per_round=steps_per_round, temperature=0.8)
+    trainer.train_round(batch)
+    given = trainer.round_logprobs()
+    trained = [sample for sample in batch.samples if any(sample.advantages)]
+    assert set(given) == {sample.rollout_id for sample in trained}
+    for sample in trained:
+        _, logprobs = plain_logprobs(policy_dirs("dense"), sample.ids, temperature=0.8)
+        first, end = sample.mask.index(1), len(sample.mask) - sample.mask[::-1].index(1)
+        wanted = (logprobs.detach() * torch.tensor(sample.mask[1:]))[first - 1 : end - 1]
+        assert list(given[sample.rollout_id]) == pytest.approx(wanted.tolist(), abs=2e-5)

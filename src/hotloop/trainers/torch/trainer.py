@@ -21,12 +21,14 @@ optimizer (optimizer.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -36,6 +38,7 @@ from hotloop.models.weights import Arena, read_policy, write_policy
 from hotloop.trainers.base import Batch, TrainerSettings
 from hotloop.trainers.microbatch import cut_microbatches
 from hotloop.trainers.packing import (
+    StepRows,
     build_rows,
     choose_savings,
     split_steps,
@@ -47,6 +50,7 @@ from hotloop.trainers.torch.passes import TensorBatch, compute_response_logprobs
 
 if TYPE_CHECKING:
     from hotloop.models.fallback import ForeignParams
+    from hotloop.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class _Step:
     """One optimizer step, laid out."""
 
     microbatches: list[TensorBatch]
+    names: list[list[bytes]]
+    """Content of each row of each microbatch, as `_name_tokens` gives it."""
     num_rollouts: float
     num_samples: int
     num_rows: int
@@ -70,6 +76,7 @@ class TorchTrainer:
         self._optimizer = ArenaAdamW(self._arena, settings.optimizer)
         self._params = _make_params(self._config, self._arena)
         self._savings = choose_savings(settings.loss, wanted=settings.exact_savings)
+        self._round_logprobs: Mapping[int, Sequence[float]] = {}
         self._reference: DecoderParams | ForeignParams | None = None
         if settings.loss.kl_loss_coef > 0:
             self._reference = _make_params(*read_policy(settings.policy_dir, device=settings.device))
@@ -97,9 +104,10 @@ class TorchTrainer:
         old = self._compute_old_logprobs(steps)
         memory = self._optimizer.remember() if len(steps) > 1 else None
         per_step = []
+        given: dict[bytes, Sequence[float]] = {}
         try:
             for index, step in enumerate(steps):
-                per_step.append(self._take_step(step, old[index]))
+                per_step.append(self._take_step(step, old[index], given))
         except BaseException as error:  # an interrupt too must not leave half a round behind
             if memory is not None:
                 self._optimizer.undo(memory)
@@ -110,11 +118,16 @@ class TorchTrainer:
             name: _mean([values[name] for values in per_step if name in values])
             for name in dict.fromkeys(name for values in per_step for name in values)
         }
+        self._round_logprobs = _assign_logprobs(batch.samples, given)
         metrics["train/lr-pg_0"] = per_step[-1]["train/lr-pg_0"]
         metrics["train/step"] = float(self.step)
         metrics["train/computed_rows"] = float(sum(step.num_rows for step in steps))
         metrics["train/computed_tokens"] = float(sum(step.num_tokens for step in steps))
         return metrics
+
+    def round_logprobs(self) -> Mapping[int, Sequence[float]]:
+        """See base.py; before the round's first step where old logprobs are recomputed, else before their own step."""
+        return self._round_logprobs
 
     def weights(self) -> Mapping[str, Any]:
         """Current parameters by checkpoint name: live views that the next step changes."""
@@ -170,6 +183,7 @@ class TorchTrainer:
             steps.append(
                 _Step(
                     [make_tensors(microbatch, settings.device) for microbatch in microbatches],
+                    [_name_rows(rows, microbatch.rows_B.tolist()) for microbatch in microbatches],
                     num_rollouts,
                     rows.num_samples,
                     len(rows.lengths_N),
@@ -194,12 +208,15 @@ class TorchTrainer:
             )
         return logprobs_BR
 
-    def _take_step(self, step: _Step, old: list[Tensor | None]) -> dict[str, float]:
+    def _take_step(
+        self, step: _Step, old: list[Tensor | None], given: dict[bytes, Sequence[float]] | None = None
+    ) -> dict[str, float]:
+        """Take one optimizer step; `given` collects the logprobs of its rows."""
         loss_settings = self._settings.loss
         self._optimizer.clear_gradient()
         names: list[str] = []
         totals: Tensor | None = None
-        for microbatch, old_BR in zip(step.microbatches, old, strict=True):
+        for microbatch, names_B, old_BR in zip(step.microbatches, step.names, old, strict=True):
             logprobs_BR, entropy_BR = compute_response_logprobs(
                 self._config,
                 self._params,
@@ -207,6 +224,8 @@ class TorchTrainer:
                 temperature=loss_settings.temperature,
                 entropy_gradient=loss_settings.entropy_coef != 0,
             )
+            if given is not None:
+                given.update(zip(names_B, (logprobs_BR.detach() if old_BR is None else old_BR).tolist(), strict=True))
             reference_BR = None if self._reference is None else self._compute_logprobs(self._reference, microbatch)
             objective = compute_objective(
                 loss_settings, microbatch, logprobs_BR, entropy_BR, old_BR=old_BR, reference_BR=reference_BR
@@ -270,6 +289,34 @@ def _make_params(config: DecoderConfig, arena: Arena) -> DecoderParams | Foreign
             leaf.requires_grad_()
             leaf.grad = arena.grad_view(name)
     return build_foreign(config, leaves)
+
+
+def _name_tokens(ids: Sequence[int] | NDArray[np.int64]) -> bytes:
+    """Name a row by its token ids up to the last unmasked one; equal rows get equal logprobs."""
+    return np.asarray(ids, np.int32).tobytes()
+
+
+def _name_rows(rows: StepRows, chosen: Sequence[int]) -> list[bytes]:
+    return [_name_tokens(rows.ids_NT[row, : rows.lengths_N[row]]) for row in chosen]
+
+
+def _assign_logprobs(
+    samples: Sequence[Sample], given: Mapping[bytes, Sequence[float]]
+) -> Mapping[int, Sequence[float]]:
+    """Hand the logprobs of the rows back to the rollouts that they stand for."""
+    assigned: dict[int, Sequence[float]] = {}
+    several: set[int] = set()
+    for sample in samples:
+        if 1 not in sample.mask:
+            continue
+        first, end = sample.mask.index(1), len(sample.mask) - sample.mask[::-1].index(1)
+        values = given.get(_name_tokens(sample.ids[:end]))
+        if values is None:
+            continue
+        if sample.rollout_id in assigned:
+            several.add(sample.rollout_id)
+        assigned[sample.rollout_id] = values[: end - first]
+    return {rollout_id: values for rollout_id, values in assigned.items() if rollout_id not in several}
 
 
 def _mean(values: list[float]) -> float:
