@@ -420,6 +420,52 @@ def test_bf16_is_close_to_fp32(tmp_path: Path) -> None:
         assert np.abs(np.array(answer.logprobs) - raw.numpy()).max() < 0.15
 
 
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_groups_over_long_prompts_read_the_prompt_once_and_give_the_same(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotloop.engines.torch import core, trunk
+
+    arena = policies.make_arena(kind)
+    rng = np.random.default_rng(6)
+    prompts = [rng.integers(0, policies.VOCAB, size=size).tolist() for size in (64, 70, 64, 79)]
+    requests = [
+        GenerateRequest(
+            str(i), one, SamplingParams(15, seed=i, stop_token_ids=(5,)), n=4, return_routed_experts=kind == "moe"
+        )
+        for i, one in enumerate(prompts)
+    ]
+    calls = []
+    attend = trunk.TrunkLayout.attend
+    monkeypatch.setattr(trunk.TrunkLayout, "attend", lambda *args: calls.append(len(args[2])) or attend(*args))
+    engine = make_engine(arena)
+    shared = engine.run(requests)
+    assert len(calls) > 20 and max(calls) == 16
+    for request, group in zip(requests, shared, strict=True):
+        for answer in group:
+            check_logprobs(arena, request, answer)
+    monkeypatch.setattr(core, "MIN_PROMPT_TOKENS", 10**9)
+    calls.clear()
+    plain = make_engine(arena).run(requests)
+    assert not calls
+    assert tokens_of(plain) == tokens_of(shared)
+    if kind == "moe":
+        for one, other in zip(join(plain), join(shared), strict=True):
+            assert one.routed_experts.tolist() == other.routed_experts.tolist()
+
+
+def test_a_group_beside_a_single_request_falls_back_to_plain_attention() -> None:
+    arena = policies.make_arena()
+    requests = [
+        GenerateRequest("a", [*range(32)] * 2, SamplingParams(12, seed=1), n=4),
+        GenerateRequest("b", [3, 4], SamplingParams(5, seed=2)),
+    ]
+    engine = make_engine(arena)
+    for request, group in zip(requests, engine.run(requests), strict=True):
+        for answer in group:
+            check_logprobs(arena, request, answer)
+
+
 @pytest.mark.parametrize(
     ("request_", "code"),
     [

@@ -43,6 +43,7 @@ from hotloop.engines.torch.heads import record_heads
 from hotloop.engines.torch.prefix import PrefixCache
 from hotloop.engines.torch.record import RecordBuffer, Wanted
 from hotloop.engines.torch.runner import Prefill, Runner
+from hotloop.engines.torch.trunk import MIN_PROMPT_TOKENS, MIN_ROWS_PER_TRUNK, TrunkStore
 from hotloop.models.tokenizer import StopMatcher, Tokenizer
 from hotloop.types import FinishReason
 
@@ -130,6 +131,9 @@ class Core:
         self._limit = np.zeros(0, dtype=np.int64)
         self._shape = np.zeros(0, dtype=np.int64)
         self._stops = np.zeros(0, dtype=np.int64)
+        self._trunk = np.zeros(0, dtype=np.int64)
+        """Id of the shared prompt that each completion began with, -1 for none."""
+        self._trunks = TrunkStore()
         self._owner: dict[int, tuple[Live, int]] = {}
         """Slot -> request and index."""
         self._shapes: dict[Shape, int] = {}
@@ -169,7 +173,9 @@ class Core:
             self._admit(events)
         n = self._num_rows
         if n:
-            logits, routes = self._runner.decode(self._row_token[:n], self._row_length[:n])
+            logits, routes = self._runner.decode(
+                self._row_token[:n], self._row_length[:n], self._trunks.lay_out(self._row, self._trunk, n)
+            )
             self._row_length[:n] += 1
             self.counters.row_tokens += n
             if routes is not None and self._num_routed:
@@ -248,7 +254,9 @@ class Core:
                 live.prompt_routes = prompt_routes[row]
         self._row_length[first_row : first_row + len(leaders)] = [len(live.prompt) for live in leaders]
         self._num_rows += len(leaders)
-        self._append(batch, [first_row + row for row in row_of])
+        sizes = np.bincount(row_of, [live.request.n for live in batch])
+        trunks = [self._open_trunk(live, first_row + offset, int(sizes[offset])) for offset, live in enumerate(leaders)]
+        self._append(batch, [first_row + row for row in row_of], [trunks[row] for row in row_of])
         fresh = slice(first_completion, len(self._slot))
         self._draw(logits, self._row[fresh] - first_row, fresh)
         self._settle(fresh, events)
@@ -297,7 +305,13 @@ class Core:
             columns = self._runner.read_columns(row, 0, len(ids))
             self._prefix.insert(live.request.cache_namespace, ids, columns, routes)
 
-    def _append(self, batch: Sequence[Live], rows: Sequence[int]) -> None:
+    def _open_trunk(self, live: Live, row: int, size: int) -> int:
+        """Keep a long prompt's keys for the completions that start from it; -1 where that gains nothing."""
+        if len(live.prompt) < MIN_PROMPT_TOKENS or size < MIN_ROWS_PER_TRUNK or not self._runner.reads_trunks:
+            return -1
+        return self._trunks.open(self._runner.read_columns(row, 0, len(live.prompt)))
+
+    def _append(self, batch: Sequence[Live], rows: Sequence[int], trunks: Sequence[int]) -> None:
         """Enter the completions of admitted requests into the arrays."""
         counts = [live.request.n for live in batch]
         total = sum(counts)
@@ -317,20 +331,21 @@ class Core:
         slots = self._record.open(np.concatenate(keys), self.policy_version, self.snapshot_identity)
         owners = [(live, index) for live in batch for index in range(live.request.n)]
         self._owner.update(zip(slots.tolist(), owners, strict=True))
-        per = [np.repeat(np.array(values, dtype=np.int64), counts) for values in self._per_request(batch, rows)]
+        per = [np.repeat(np.array(values, dtype=np.int64), counts) for values in self._per_request(batch, rows, trunks)]
         self._slot = np.concatenate((self._slot, slots))
         self._row = np.concatenate((self._row, per[0]))
         self._limit = np.concatenate((self._limit, per[1]))
         self._shape = np.concatenate((self._shape, per[2]))
         self._stops = np.concatenate((self._stops, per[3]))
+        self._trunk = np.concatenate((self._trunk, per[4]))
         zeros = np.zeros(total, dtype=np.int64)
         self._count = np.concatenate((self._count, zeros))
         self._token = np.concatenate((self._token, zeros))
 
-    def _per_request(self, batch: Sequence[Live], rows: Sequence[int]) -> list[list[int]]:
+    def _per_request(self, batch: Sequence[Live], rows: Sequence[int], trunks: Sequence[int]) -> list[list[int]]:
         shapes = [self._shapes.setdefault(live.shape, len(self._shapes)) for live in batch]
         stops = [self._intern_stops(live.request.params.stop_token_ids) for live in batch]
-        return [list(rows), [live.limit for live in batch], shapes, stops]
+        return [list(rows), [live.limit for live in batch], shapes, stops, list(trunks)]
 
     def _intern_stops(self, ids: Sequence[int]) -> int:
         """Give the row of `_stop_table` for a set of stop ids."""
@@ -518,11 +533,13 @@ class Core:
         The first child of a row stays where it is if that place survives; the others go to free places. No place that
         is written was one that is read, so the copies are one operator.
         """
+        self._trunks.rows_changed = True
         if keep is not None:
-            for name in ("_slot", "_row", "_token", "_count", "_limit", "_shape", "_stops"):
+            for name in ("_slot", "_row", "_token", "_count", "_limit", "_shape", "_stops", "_trunk"):
                 setattr(self, name, getattr(self, name)[keep])
         if len(self._slot) == 0:
             self._num_rows = 0
+            self._trunks.clear()
             return
         if self._merges:
             # Completions of different shapes may share a prompt's row but are told apart from here on.

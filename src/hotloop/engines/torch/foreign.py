@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotloop.engines.torch.runner import PREFILL_PIECE_TOKENS, Ints, KVCache, Prefill, PrefillResult
+from hotloop.engines.torch.trunk import TrunkLayout
 from hotloop.models.config import DecoderConfig
 from hotloop.models.decoder import DecoderParams, compute_logits, forward
 from hotloop.models.fallback import ForeignParams
@@ -37,8 +38,15 @@ class ForeignRunner:
     def refresh(self) -> None:
         """Nothing is derived from the weights here."""
 
+    @property
+    def reads_trunks(self) -> bool:
+        """Never: the plain forward pass reads each row's own cache."""
+        return False
+
     @torch.inference_mode()
-    def decode(self, tokens: Ints, lengths: Ints) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
+    def decode(
+        self, tokens: Ints, lengths: Ints, trunks: TrunkLayout | None = None
+    ) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
         """Feed one token per row at position `lengths`; return logits [n, V] fp32 and routes [n, L, E]."""
         positions = torch.from_numpy(lengths).to(self._device)
         ids = torch.from_numpy(tokens).to(self._device)

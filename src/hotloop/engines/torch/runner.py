@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotloop.engines.torch.trunk import TrunkLayout
 from hotloop.engines.torch.workspace import Workspace
 from hotloop.models.config import DecoderConfig
 from hotloop.models.decoder import LayerParams, compute_logits, compute_moe, compute_rope
@@ -76,7 +77,14 @@ class Runner(Protocol):
 
     def prefill(self, prefills: list[Prefill]) -> PrefillResult: ...
 
-    def decode(self, tokens: Ints, lengths: Ints) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
+    @property
+    def reads_trunks(self) -> bool:
+        """True when `decode` takes a trunk layout."""
+        ...
+
+    def decode(
+        self, tokens: Ints, lengths: Ints, trunks: TrunkLayout | None = None
+    ) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
         """Feed one token per row at position `lengths`; return logits [n, V] fp32 and routes [n, L, E]."""
         ...
 
@@ -293,25 +301,35 @@ class NativeRunner:
         packed: npt.NDArray[np.generic] = torch.stack(routes, 1).cpu().numpy().astype(self._route_dtype)
         return packed
 
+    @property
+    def reads_trunks(self) -> bool:
+        """True on a CPU, whose attention kernel returns what merging needs."""
+        return self._device.type == "cpu"
+
     @torch.inference_mode()
-    def decode(self, tokens: Ints, lengths: Ints) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
+    def decode(
+        self, tokens: Ints, lengths: Ints, trunks: TrunkLayout | None = None
+    ) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
         """Feed one token per row at position `lengths`; return logits [n, V] fp32 and routes [n, L, E]."""
         n = len(tokens)
         columns = int(lengths.max()) + 1
         positions = torch.from_numpy(lengths).to(self._device)
         where = self._row_base[:n] + positions
         cosines, upper_sines, lower_sines = self._rotation(positions)
+        begin = 0 if trunks is None else trunks.begin
         mask = None
-        if int(lengths.min()) + 1 != columns:
-            hidden = self._columns[:columns] > positions[:, None]
-            mask = torch.zeros(n, 1, 1, columns, dtype=self._dtype, device=self._device)
+        if int(lengths.min()) + 1 != columns or (trunks is not None and not trunks.is_even):
+            hidden = self._columns[begin:columns] > positions[:, None]
+            if trunks is not None:
+                hidden |= self._columns[begin:columns] < trunks.own_from[:, None]
+            mask = torch.zeros(n, 1, 1, columns - begin, dtype=self._dtype, device=self._device)
             mask.masked_fill_(hidden[:, None, None], float("-inf"))
         w = self._workspace.views(n)
         x, h, size, rotated, head_size, normed = w.x, w.h, w.size, w.rotated, w.head_size, w.normed
         x.copy_(F.embedding(torch.from_numpy(tokens).to(self._device), self.arena.params.embed))
         folds, rotation_has_norm = self._folds, self._qk_norms is not None
         routes: list[Tensor] = []
-        keys, values = self.kv.windows(n, 0, columns)
+        keys, values = self.kv.windows(n, begin, columns)
         for step in self._steps:
             index = step.index
             self._normalise(w.x_and_floor, x, size, self._norm_unit, h)
@@ -331,7 +349,10 @@ class NativeRunner:
             torch.addcmul(w.product_upper, w.lower, upper_sines[index], out=w.rotated_upper)
             torch.addcmul(w.product_lower, w.upper, lower_sines[index], out=w.rotated_lower)
             step.kv_flat.index_copy_(0, where, w.new_kv)
-            mixed = F.scaled_dot_product_attention(w.queries, keys[index], values[index], attn_mask=mask)
+            if trunks is None:
+                mixed = F.scaled_dot_product_attention(w.queries, keys[index], values[index], attn_mask=mask)
+            else:
+                mixed = trunks.attend(index, w.queries, keys[index], values[index], mask)
             x.addmm_(mixed.reshape(n, -1), step.o_t)
             if step.o_bias is not None:
                 x.add_(step.o_bias)
