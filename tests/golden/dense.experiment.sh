@@ -184,7 +184,18 @@ check() {
 train() {
   enter_slime
   load_model_args
-  local words=(python3 train.py "${MODEL_ARGS[@]}" "${LAYOUT_ARGS[@]}" "${CHECKPOINT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${OBJECTIVE_ARGS[@]}" "${PARALLEL_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${NUMERICS_ARGS[@]}" "${SGLANG_ARGS[@]}")
+  local words=(
+    python3 train.py
+    "${MODEL_ARGS[@]}"
+    "${LAYOUT_ARGS[@]}"
+    "${CHECKPOINT_ARGS[@]}"
+    "${ROLLOUT_ARGS[@]}"
+    "${OBJECTIVE_ARGS[@]}"
+    "${PARALLEL_ARGS[@]}"
+    "${OPTIMIZER_ARGS[@]}"
+    "${NUMERICS_ARGS[@]}"
+    "${SGLANG_ARGS[@]}"
+  )
   ray job submit --address "${RAY_DASHBOARD:-http://127.0.0.1:8265}" \
     --runtime-env-json "$RUNTIME_ENV" -- "${words[@]}"
 }

@@ -148,7 +148,7 @@ def test_export_target_chooses_the_driver(tmp_path: Path) -> None:
         out = tmp_path / target
         done = hotloop("export", *settings, "--target", target, "--out", str(out))
         assert done.returncode == 0, done.stderr
-        assert f"words=(python3 {driver} " in (out / "experiment.sh").read_text()
+        assert f"words=(\n    python3 {driver}\n" in (out / "experiment.sh").read_text()
 
 
 def test_export_refuses_score_centering_for_the_older_target(tmp_path: Path) -> None:

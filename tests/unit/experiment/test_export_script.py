@@ -252,7 +252,7 @@ def test_e05_nothing_is_killed_and_no_ray_node_is_started(tmp_path: Path) -> Non
     cluster = StubCluster(tmp_path, FLASH)
     script = render(eval_mode="side", eval_data="/e.jsonl", precision="fp8", hf_path=str(tmp_path / "m-FP8"))
     for command in ("prepare", "convert", "check", "train", "evaluate"):
-        cluster.run(script, command)
+        cluster.run(script, command, RAY_DASHBOARD="http://other:8265")
     assert {call.program for call in cluster.calls()} == {"huggingface-cli", "python", "ray"}
     assert all(argv[:2] == ["job", "submit"] for argv in cluster.calls_of("ray"))
     words = script.split()
@@ -346,12 +346,21 @@ def test_x05_4_async_with_side_evaluation_has_a_second_command_and_no_inline_fla
     assert side[side.index("--load") + 1] == "/s"
     assert "--rollout-function-path" not in side
     assert "--colocate" in side
+    assert not [word for word in side if word.startswith("--save")]
+
+
+def test_x05_4_the_side_job_never_goes_to_the_training_cluster_by_default(tmp_path: Path) -> None:
+    cluster = StubCluster(tmp_path, FLASH)
+    done = cluster.run(render(eval_mode="side", eval_data="/e.jsonl"), "evaluate")
+    assert done.returncode == 1
+    assert "RAY_DASHBOARD" in done.stderr
+    assert cluster.calls() == []
 
 
 def test_x05_4_the_side_job_of_a_disaggregated_run_is_one_plain_colocated_pool(tmp_path: Path) -> None:
     cluster = StubCluster(tmp_path, FLASH)
     script = render(eval_mode="side", eval_data="/e.jsonl", partial=True, mask_prefix=True, **PD)
-    assert cluster.run(script, "evaluate").returncode == 0
+    assert cluster.run(script, "evaluate", RAY_DASHBOARD="http://other:8265").returncode == 0
     side = entry_words(cluster.calls_of("ray")[0])
     assert "--sglang-config" not in side
     assert not [word for word in side if "disaggregation" in word or "partial" in word]
@@ -425,7 +434,7 @@ def test_same_choices_give_the_same_bytes() -> None:
 def test_every_array_of_the_script_is_passed_to_train(tmp_path: Path) -> None:
     script = render(eval_mode="inline", eval_data="/e", export={"slime_args": ["--log-passrate"]}, **PD)
     arrays = [line[:-2] for line in script.splitlines() if line.endswith("_ARGS=(")]
-    call = next(line for line in script.splitlines() if line.lstrip().startswith("local words="))
+    call = script[script.index("  local words=(") : script.index("ray job submit")]
     for name in arrays:
         assert name == "CONVERT_ARGS" or f'"${{{name}[@]}}"' in call
 

@@ -44,6 +44,10 @@ _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """Words that mean themselves to any shell."""
 
 
+_SAVING = frozenset({"--save", "--save-interval"})
+"""Left out of the evaluation job, so that it can never write over a checkpoint of the training."""
+
+
 def list_unverified_flags(choices: Experiment, model: Model) -> list[str]:
     """Return the flags of the vector that slime 624b824a does not have, and the values that it refuses."""
     uses, _ = split_flags(build_train_argv(choices, model))
@@ -230,9 +234,14 @@ def needs_launcher(words: list[str]) -> bool:
 
 
 def _render_submit(choices: Experiment, model: Model, name: str, groups: list[ArgGroup]) -> str:
-    arrays = " ".join(f'"${{{group.name}[@]}}"' for group in groups)
     lines = [f"{name}() {{", "  enter_slime", "  load_model_args"]
-    lines.append(f'  local words=(python3 {choose_driver(choices)} "${{MODEL_ARGS[@]}}" {arrays})')
+    if name != "train":
+        lines.insert(
+            1, '  if [[ -z "${RAY_DASHBOARD:-}" ]]; then fail "set RAY_DASHBOARD to the evaluation cluster"; fi'
+        )
+    lines += ["  local words=(", f"    python3 {choose_driver(choices)}", '    "${MODEL_ARGS[@]}"']
+    lines += [f'    "${{{group.name}[@]}}"' for group in groups]
+    lines.append("  )")
     if choices.pd:
         yaml = render_sglang_yaml(build_server_groups(choices, effective_recipe(choices, model)))
         mark = choose_heredoc_mark(yaml)
@@ -279,7 +288,10 @@ def _render_rounds_more(choices: Experiment) -> list[str]:
 
 def _render_side_eval(choices: Experiment, model: Model) -> str:
     alone = make_side_eval_choices(choices)
-    groups = [ArgGroup(f"SIDE_{group.name}", group.rows) for group in build_train_groups(alone, model)]
+    groups = [
+        ArgGroup(f"SIDE_{group.name}", tuple(row for row in group.rows if row[0] not in _SAVING))
+        for group in build_train_groups(alone, model)
+    ]
     arrays = "".join(render_array(group.name, group.rows) for group in groups)
     comment = render_comment(
         "Held-out evaluation beside the training: its own Ray cluster of the trainer's size, the newest checkpoint,\n"
