@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from deployment_harness import HOT_LOAD, Deployment, Trainer, served_version
 from test_f15_f28_requests import replica_pids, serve_one
@@ -37,7 +38,14 @@ def test_a_restarted_replica_that_cannot_load_is_tried_again_after_the_load_is_o
     shutil.rmtree(deployment.root / "state" / "r0" / "mirror")
     os.kill(replica_pids(deployment)[0], signal.SIGKILL)
     deployment.wait(lambda s: not s["replicas"][0]["readiness"], "noticing the death")
-    deployment.wait(lambda s: s["replicas"][0]["loading_state"]["stage"] in ("pending", "error"), "failing once")
+
+    def has_failed_once(status: dict[str, Any]) -> bool:
+        """A failure that will be tried again shows as pending, later than its start."""
+        state = status["replicas"][0]["loading_state"]
+        is_new = state["stage"] == "pending" and state["updated_at"] == state["started_at"]
+        return state["stage"] in ("pending", "error") and state["target_snapshot_identity"] is not None and not is_new
+
+    deployment.wait(has_failed_once, "failing once")
     weights.rmdir()
     weights.write_bytes(data)
     deployment.wait_ready("step000001")

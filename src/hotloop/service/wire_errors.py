@@ -8,6 +8,7 @@ Does not do: raising (the parts do) or routing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from starlette.responses import Response
 
 from hotloop.errors import HotloopError, ServiceError
 from hotloop.service.json_body import JsonResponse
+
+logger = logging.getLogger(__name__)
 
 _BY_STATUS: dict[int, tuple[str, ...]] = {
     400: (
@@ -42,6 +45,7 @@ _BY_STATUS: dict[int, tuple[str, ...]] = {
         "no_chat_template",
         "chat_template",
         "not_in_vocabulary",
+        "tokenizer_not_found",
     ),
     401: ("unauthorized",),
     403: ("forbidden",),
@@ -69,7 +73,8 @@ _BY_STATUS: dict[int, tuple[str, ...]] = {
     413: ("request_too_large",),
     425: ("too_early",),
     429: ("queue_full",),
-    502: ("replica_lost",),
+    502: ("replica_lost", "engine_error", "engine_closed"),
+    500: ("internal_error",),
     503: (
         "storage_unavailable",
         "storage_access",
@@ -108,6 +113,9 @@ def status_of(error: HotloopError) -> int:
 
 def error_body(error: HotloopError) -> dict[str, Any]:
     """Return the error object that OpenAI clients read, with our code, identity and details beside it."""
+    if error.code not in STATUS_OF_CODE:
+        logger.error("no HTTP status is known for %s", error.code, exc_info=error)
+        error = internal_error(error)
     status = status_of(error)
     details = dict(error.details)
     identity = details.pop("identity", None)
