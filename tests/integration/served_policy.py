@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ def nudge(rng: np.random.Generator, values: Any) -> Any:
     return np.where(rng.random(values.shape) < 0.05, moved, values)
 
 
+@dataclass
 class PolicyTrainer(Trainer):
     """Publishes changed versions of one built-in policy: step000001 is an anchor, the rest deltas."""
 
     kind: Any = "dense"
-    change: Change = staticmethod(nudge)
+    change: Change = nudge
 
     def directory(self, version: int) -> Path:
         """The checkpoint of a version."""
