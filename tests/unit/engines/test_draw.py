@@ -14,6 +14,10 @@ from hotloop.engines.torch.heads import find_best
 GOLDEN = 0x9E3779B97F4A7C15
 
 
+def keys_of(seed: int, count: int) -> np.ndarray:
+    return compute_keys(np.full(count, seed, dtype=np.uint64), np.arange(count))
+
+
 def logits_of(probabilities: list[list[float]]) -> torch.Tensor:
     return torch.tensor(probabilities, dtype=torch.float64).log().float()
 
@@ -24,7 +28,7 @@ def test_the_hash_gives_the_published_first_outputs_of_splitmix64() -> None:
 
 
 def test_uniform_numbers_depend_on_seed_index_and_position_only() -> None:
-    keys = compute_keys(7, np.arange(4))
+    keys = keys_of(7, 4)
     one_by_one = [compute_uniforms(keys[i : i + 1], np.array([9]))[0] for i in range(4)]
     assert compute_uniforms(keys, np.full(4, 9)).tolist() == one_by_one
     assert (
@@ -32,7 +36,7 @@ def test_uniform_numbers_depend_on_seed_index_and_position_only() -> None:
             {
                 *one_by_one,
                 *compute_uniforms(keys, np.full(4, 10)),
-                *compute_uniforms(compute_keys(8, np.arange(4)), np.full(4, 9)),
+                *compute_uniforms(keys_of(8, 4), np.full(4, 9)),
             }
         )
         == 12
@@ -40,7 +44,7 @@ def test_uniform_numbers_depend_on_seed_index_and_position_only() -> None:
 
 
 def test_uniform_numbers_are_inside_the_interval_and_even() -> None:
-    values = compute_uniforms(compute_keys(0, np.arange(200)).repeat(500), np.tile(np.arange(500), 200))
+    values = compute_uniforms(keys_of(0, 200).repeat(500), np.tile(np.arange(500), 200))
     assert values.min() > 0 and values.max() < 1
     counts = np.histogram(values, bins=20, range=(0, 1))[0]
     # 19 degrees of freedom: above 43.8 with probability 0.001
@@ -130,7 +134,7 @@ def test_removed_tokens_are_never_drawn_even_at_the_edges() -> None:
 def test_frequencies_follow_the_probabilities() -> None:
     found = compute_distribution(logits_of(PROBS), Shape())
     count = 20_000
-    uniforms = compute_uniforms(compute_keys(3, np.arange(count)), np.zeros(count, dtype=np.int64))
+    uniforms = compute_uniforms(keys_of(3, count), np.zeros(count, dtype=np.int64))
     tokens = draw(found, np.zeros(count, dtype=np.int64), uniforms).tokens
     wanted = np.array(PROBS[0]) * count
     # 4 degrees of freedom: above 18.5 with probability 0.001

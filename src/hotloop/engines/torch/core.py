@@ -38,10 +38,11 @@ from hotloop.engines.torch.draw import (
     compute_keys,
     draw,
     draw_raw_row,
+    to_word,
 )
 from hotloop.engines.torch.heads import record_heads
 from hotloop.engines.torch.prefix import PrefixCache
-from hotloop.engines.torch.record import RecordBuffer, Wanted
+from hotloop.engines.torch.record import Numbers, RecordBuffer, Wanted
 from hotloop.engines.torch.runner import Prefill, Runner
 from hotloop.engines.torch.trunk import MIN_PROMPT_TOKENS, MIN_ROWS_PER_TRUNK, TrunkStore
 from hotloop.models.tokenizer import StopMatcher, Tokenizer
@@ -315,20 +316,21 @@ class Core:
         """Enter the completions of admitted requests into the arrays."""
         counts = [live.request.n for live in batch]
         total = sum(counts)
-        keys = []
+        seeds: list[int] = []
+        indices: list[int] = []
         for live, count in zip(batch, counts, strict=True):
-            if live.request.seeds:
-                seeds = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in live.request.seeds], dtype=np.uint64)
-                keys.append(np.concatenate([compute_keys(int(seed), np.zeros(1, np.int64)) for seed in seeds]))
-            else:
-                keys.append(compute_keys(live.seed, np.arange(count)))
+            # A completion's own seed stands alone; one seed for the request is told apart by the index.
+            own = live.request.seeds
+            seeds.extend([to_word(seed) for seed in own] if own else [to_word(live.seed)] * count)
+            indices.extend([0] * count if own else range(count))
             if live.request.params.stop:
                 assert self._open_tokenizer is not None
                 tokenizer = self._open_tokenizer()
                 live.matchers = [StopMatcher(tokenizer, live.request.params.stop) for _ in range(count)]
             self._num_watched += _is_watched(live)
             self._num_routed += live.prompt_routes is not None
-        slots = self._record.open(np.concatenate(keys), self.policy_version, self.snapshot_identity)
+        keys = compute_keys(np.array(seeds, dtype=np.uint64), np.array(indices, dtype=np.int64))
+        slots = self._record.open(keys, self.policy_version, self.snapshot_identity)
         owners = [(live, index) for live in batch for index in range(live.request.n)]
         self._owner.update(zip(slots.tolist(), owners, strict=True))
         per = [np.repeat(np.array(values, dtype=np.int64), counts) for values in self._per_request(batch, rows, trunks)]
@@ -446,7 +448,8 @@ class Core:
         tokens = self._token[which].tolist()
         is_stop = self._stop_table[self._stops[which], self._token[which]].tolist()
         rows = self._row[which].tolist()
-        for slot, count, token, stopped, row in zip(slots, counts, tokens, is_stop, rows, strict=True):
+        lists = self._record.read(self._slot[which], max(counts))
+        for at, (slot, count, token, stopped, row) in enumerate(zip(slots, counts, tokens, is_stop, rows, strict=True)):
             live, index = self._owner.pop(slot)
             reason: FinishReason = "length"
             stop_reason: str | int | None = None
@@ -456,7 +459,7 @@ class Core:
                 reason, stop_reason = "stop", token
             elif live.matchers is not None and live.matchers[index].matched is not None:
                 reason, stop_reason = "stop", live.matchers[index].matched
-            chunk = self._cut(live, index, slot, live.sent[index], count, reason, stop_reason)
+            chunk = self._cut(live, index, slot, live.sent[index], count, reason, stop_reason, lists.pick(at))
             ready.setdefault(id(live), (live, []))[1].append(chunk)
             if self._prefix is not None and count > 1 and not aborted:
                 self._keep_answer(live, slot, row, count)
@@ -484,7 +487,8 @@ class Core:
         for slot, count in zip(self._slot.tolist(), self._count.tolist(), strict=True):
             live, index = self._owner[slot]
             if live.streams and count > live.sent[index]:
-                chunk = self._cut(live, index, slot, live.sent[index], count, None, None)
+                lists = self._record.read(np.array([slot]), count).pick(0)
+                chunk = self._cut(live, index, slot, live.sent[index], count, None, None, lists)
                 live.sent[index] = count
                 chunks.setdefault(id(live), (live, []))[1].append(chunk)
         events.extend(Event(live, ready, False) for live, ready in chunks.values())
@@ -498,11 +502,13 @@ class Core:
         stop: int,
         reason: FinishReason | None,
         stop_reason: str | int | None,
+        numbers: Numbers,
     ) -> Chunk:
         completion = self._record.cut(
             slot,
             start,
             stop,
+            numbers,
             finish_reason=reason or "length",
             stop_reason=stop_reason,
             wanted=live.wanted,
@@ -520,8 +526,8 @@ class Core:
         )
 
     def _empty_chunk(self, live: Live, index: int, reason: FinishReason) -> Chunk:
-        slot = int(self._record.open(compute_keys(0, np.zeros(1, np.int64)), 0, "")[0])
-        chunk = self._cut(live, index, slot, 0, 0, reason, None)
+        slot = int(self._record.open(np.zeros(1, dtype=np.uint64), 0, "")[0])
+        chunk = self._cut(live, index, slot, 0, 0, reason, None, ([], [], []))
         self._record.close(slot)
         return chunk
 

@@ -47,10 +47,14 @@ def mix64(values: Keys) -> Keys:
     return z ^ (z >> _SHIFT_31)
 
 
-def compute_keys(seed: int, indices: Ints) -> Keys:
-    """Derive one key per completion from a request's seed and the completion's index."""
-    base = mix64(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)
-    return mix64(base ^ mix64((indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
+def compute_keys(seeds: Keys, indices: Ints) -> Keys:
+    """Derive one key per completion from its request's seed and its index, both [C]."""
+    return mix64(mix64(seeds + _GOLDEN) ^ mix64((indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
+
+
+def to_word(seed: int) -> int:
+    """Fold any integer seed into 64 bits."""
+    return seed & 0xFFFFFFFFFFFFFFFF
 
 
 def compute_uniforms(keys: Keys, positions: Ints) -> Floats:

@@ -14,6 +14,7 @@ Shapes: T tokens of a completion, L layers, E experts per token.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -47,6 +48,26 @@ class Wanted:
     def anything(self) -> bool:
         """True when per-token Python work is needed."""
         return self.top_k > 0 or self.support
+
+
+Numbers = tuple[list[int], list[float], list[float]]
+"""Tokens, sampling logprobs and raw logprobs of one completion."""
+
+# Most completions of a step have equal spans; the record is immutable, so one object serves all.
+_span = lru_cache(maxsize=4096)(VersionSpan)
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Tokens and logprobs of several completions, longer than each may need."""
+
+    tokens: list[list[int]]
+    sampling_logprobs: list[list[float]]
+    logprobs: list[list[float]]
+
+    def pick(self, at: int) -> Numbers:
+        """Give those of one completion."""
+        return self.tokens[at], self.sampling_logprobs[at], self.logprobs[at]
 
 
 class RecordBuffer:
@@ -104,6 +125,14 @@ class RecordBuffer:
         self.logprobs.ravel()[where] = logprobs
         self.sampling_logprobs.ravel()[where] = sampling_logprobs
 
+    def read(self, slots: Ints, length: int) -> Lists:
+        """Turn the first `length` tokens and logprobs of several completions into Python lists at once."""
+        return Lists(
+            self.tokens[slots, :length].tolist(),
+            self.sampling_logprobs[slots, :length].tolist(),
+            self.logprobs[slots, :length].tolist(),
+        )
+
     def write_routes(self, slots: Ints, positions: Ints, routes: npt.NDArray[np.generic]) -> None:
         """Store the routes [C, L, E] of completion token `positions`, known when that token has been fed."""
         if self._routes is None:
@@ -137,7 +166,7 @@ class RecordBuffer:
             end = edges[index + 1][0] if index + 1 < len(edges) else stop
             lower, upper = max(begin, start), min(end, stop)
             if lower < upper:
-                found.append(VersionSpan(lower, upper, version, identity))
+                found.append(_span(lower, upper, version, identity))
         return found
 
     def cut(
@@ -145,6 +174,7 @@ class RecordBuffer:
         slot: int,
         start: int,
         stop: int,
+        numbers: Numbers,
         *,
         finish_reason: FinishReason,
         stop_reason: str | int | None,
@@ -156,6 +186,7 @@ class RecordBuffer:
         """Make the record of tokens start .. stop-1.
 
         Args:
+            numbers: what `read` gave for this slot, from token 0 on.
             prompt_routes: [prompt, L, E] when routes were asked for. A chunk holds the rows that became known since
                 the chunk before: the row of a token is known once it has been fed, one step after it was drawn.
         """
@@ -181,9 +212,9 @@ class RecordBuffer:
             routes = np.concatenate(parts) if len(parts) > 1 else parts[0].copy()
             routes_start = 0 if start == 0 else prompt_length + start - 1
         return Completion(
-            token_ids=self.tokens[slot, start:stop].tolist(),
-            sampling_logprobs=self.sampling_logprobs[slot, start:stop].tolist(),
-            logprobs=self.logprobs[slot, start:stop].tolist(),
+            token_ids=numbers[0][start:stop],
+            sampling_logprobs=numbers[1][start:stop],
+            logprobs=numbers[2][start:stop],
             version_spans=self.spans(slot, start, stop),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
