@@ -69,7 +69,13 @@ def test_a_run_from_the_page_draws_itself_and_finishes(lab: LabPage) -> None:
     wait_for_records(lab, 8)
     assert len(lab.page.get_by_test_id("line-train").get_attribute("points").split()) == 8
     reward = float(lab.page.get_by_test_id("tile-reward").locator("b").text_content())
-    report = lab.ask(lab.page.get_by_role("link", name="Open report").get_attribute("href"))
+    with lab.page.context.expect_page() as opened:
+        lab.page.get_by_role("link", name="Open report").click()
+    printed = opened.value.locator("main.report").inner_text()
+    assert "Outcome" in printed
+    assert "A group of round 7" in printed
+    run_id = lab.ask("/api/runs")["runs"][0]["run_id"]
+    report = lab.ask(f"/api/runs/{run_id}/report")
     assert reward == pytest.approx(report["metrics"][-1]["rollout/raw_reward"], abs=0.005)
     assert report["summary"]["rounds"] == 8
     lab.page.get_by_role("button", name="Show as table").first.click()
@@ -92,8 +98,15 @@ def test_rollouts_are_shown_with_reward_reason_advantage_and_coloured_tokens(lab
     first = table.locator("tbody tr").first
     assert first.locator(".tok").count() >= 1
     assert first.locator("td").nth(3).text_content() in ("equal", "differs")
+    gaps = [row.locator("td").nth(6).text_content() for row in table.locator("tbody tr").all()]
+    assert all(gap == "\u2013" or abs(float(gap.replace("\u2212", "-"))) < 0.01 for gap in gaps)
     for colour in ("version", "logprob gap", "advantage"):
         lab.page.get_by_role("group", name="Colour tokens by").get_by_role("button", name=colour).click()
+    run_id = lab.ask("/api/runs")["runs"][0]["run_id"]
+    groups = [lab.ask(f"/api/runs/{run_id}/rollouts?round=2&group={group}")["rollouts"] for group in range(32)]
+    trained = [rollout for group in groups for rollout in group if rollout["advantage"]]
+    assert trained
+    assert all(len(rollout["gaps"]) == len(rollout["tokens"]) for rollout in trained)
     lab.page.get_by_role("button", name="Next group").click()
     lab.page.get_by_text("group 2 of 32").wait_for()
     lab.page.locator("#rehearse").get_by_label("Round", exact=True).select_option("0")

@@ -1,7 +1,7 @@
 """What happens before a rehearsal starts, and what is shown beside a running one.
 
 Owns: `answer_rehearsal` (the three lists and what would be imported), `prepare_run` (may this experiment run here, and
-did the user agree to what it brings), `add_uncertainty`, `read_report`.
+did the user agree to what it brings), `add_uncertainty`.
 
 Promises: an experiment that brings hooks, a policy directory or data files is not run until the request names exactly
 those; without torch the answer says what to install. Nothing of the experiment is imported here.
@@ -26,7 +26,6 @@ from hotloop.experiment.records import to_plain
 from hotloop.experiment.rehearsal import Rehearsal
 from hotloop.lab.answers import as_experiment_file, hash_experiment, plan_for, read_experiment
 from hotloop.lab.rollouts import compute_wilson, measure_round
-from hotloop.telemetry.jsonl import read_lines
 
 Rehearse = Callable[[Experiment], Rehearsal]
 """Makes the laptop form; given by the command, which knows what the loop carries out and which files are here."""
@@ -116,15 +115,3 @@ def add_uncertainty(run: Path, line: str) -> str:
 def _count_eval_rows(run: Path) -> int:
     document = orjson.loads((run / "experiment.json").read_bytes())
     return int(document["choices"]["laptop"]["eval_rows"])
-
-
-def read_report(run: Path) -> dict[str, Any]:
-    """Collect a run's own files: what ran, every round, what happened, how it ended."""
-    summary = run / "summary.json"
-    experiment = run / "experiment.json"
-    return {
-        "experiment": orjson.loads(experiment.read_bytes()) if experiment.is_file() else None,
-        "metrics": list(read_lines(run / "metrics.jsonl")),
-        "events": list(read_lines(run / "events.jsonl")),
-        "summary": orjson.loads(summary.read_bytes()) if summary.is_file() else None,
-    }

@@ -19,25 +19,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from hotloop.errors import EXIT_ENVIRONMENT, HotloopError, InputError
+from hotloop.errors import HotloopError, InputError
 from hotloop.experiment.provenance import BuildInfo
 from hotloop.experiment.rehearsal import laptop_form
-from hotloop.lab import answers, exports, rehearsals, rollouts
+from hotloop.lab import answers, exports, rehearsals
 from hotloop.lab.guard import Guard
-from hotloop.lab.live import Cursor, follow
+from hotloop.lab.run_routes import RunRoutes
 from hotloop.lab.runs import RunShelf
 from hotloop.lab.schedules import answer_schedules
 from hotloop.lab.understand import answer_understand
+from hotloop.lab.wire import answer_error, answer_later, answer_now, read_body
 
 STATIC = Path(__file__).parent / "static"
-MAX_BODY_BYTES = 2 << 20
 BUILD_COMMANDS = ("cd web && npm ci", "npm run build")
 NOT_BUILT = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>hotloop lab</title><h1>The page is not built</h1>"
@@ -65,7 +64,7 @@ def create_app(
         rehearse: makes the laptop form of an experiment, as `hotloop run` on this machine would.
     """
     page = Page(static)
-    runs = RunRoutes(shelf)
+    runs = RunRoutes(shelf, static)
     posts: dict[str, Answer] = {
         "/api/plan": answers.answer_plan,
         "/api/effects": answers.answer_effects,
@@ -84,15 +83,7 @@ def create_app(
         Route("/api/understand", _get(answer_understand)),
         *(Route(path, _post(answer), methods=["POST"]) for path, answer in posts.items()),
         Route("/api/export.zip", _zip(build), methods=["POST"]),
-        Route("/api/runs", runs.list, methods=["GET"]),
-        Route("/api/runs", runs.start, methods=["POST"]),
-        Route("/api/runs/{run_id}", runs.one, methods=["GET"]),
-        Route("/api/runs/{run_id}", runs.delete, methods=["DELETE"]),
-        Route("/api/runs/{run_id}/stop", runs.stop, methods=["POST"]),
-        Route("/api/runs/{run_id}/resume", runs.resume, methods=["POST"]),
-        Route("/api/runs/{run_id}/events", runs.events, methods=["GET"]),
-        Route("/api/runs/{run_id}/rollouts", runs.rollouts, methods=["GET"]),
-        Route("/api/runs/{run_id}/report", runs.report, methods=["GET"]),
+        *runs.routes(),
         Route("/api/{rest:path}", _unknown, methods=["GET", "POST", "DELETE"]),
         Route("/{path:path}", page.serve),
     ]
@@ -126,89 +117,9 @@ class Page:
         return FileResponse(path, media_type=_TYPES.get(path.suffix), headers={"cache-control": kept})
 
 
-class RunRoutes:
-    """Routes about runs; the shelf's calls block and go to a thread."""
-
-    def __init__(self, shelf: RunShelf) -> None:
-        self._shelf = shelf
-        self.is_closing = False
-
-    async def list(self, _: Request) -> Response:
-        shelf = self._shelf
-        return await _answer(lambda: {"runs": [shelf.describe(record) for record in shelf.list_runs()]})
-
-    async def one(self, request: Request) -> Response:
-        shelf, run_id = self._shelf, request.path_params["run_id"]
-        return await _answer(lambda: shelf.describe(shelf.read(run_id)))
-
-    async def start(self, request: Request) -> Response:
-        async def work() -> Any:
-            body = await _read_body(request)
-            ready = await asyncio.to_thread(rehearsals.prepare_run, body)
-            record = await asyncio.to_thread(
-                lambda: self._shelf.start(ready.document, experiment_hash=ready.experiment_hash, title=ready.title)
-            )
-            return self._shelf.describe(record)
-
-        return await _answer_async(work)
-
-    async def stop(self, request: Request) -> Response:
-        shelf, run_id = self._shelf, request.path_params["run_id"]
-        return await _answer(lambda: shelf.describe(shelf.stop(run_id)))
-
-    async def resume(self, request: Request) -> Response:
-        shelf, run_id = self._shelf, request.path_params["run_id"]
-        return await _answer(lambda: shelf.describe(shelf.resume(run_id)))
-
-    async def delete(self, request: Request) -> Response:
-        shelf, run_id = self._shelf, request.path_params["run_id"]
-
-        def delete() -> Any:
-            shelf.delete(run_id)
-            return {"deleted": run_id}
-
-        return await _answer(delete)
-
-    async def rollouts(self, request: Request) -> Response:
-        shelf, run_id, query = self._shelf, request.path_params["run_id"], request.query_params
-        folder = shelf.folder(shelf.read(run_id).run_id) / "run"
-
-        def read() -> Any:
-            rounds = rollouts.list_rounds(folder)
-            if not rounds:
-                return {"rounds": []}
-            wanted = _whole(query.get("round"), rounds[-1])
-            return rollouts.read_round(folder, wanted, _whole(query.get("group"), 0))
-
-        return await _answer(read)
-
-    async def report(self, request: Request) -> Response:
-        """Give the run's own files as one JSON document: what ran, every round, how it ended."""
-        shelf, run_id = self._shelf, request.path_params["run_id"]
-        return await _answer(lambda: rehearsals.read_report(shelf.folder(shelf.read(run_id).run_id) / "run"))
-
-    async def events(self, request: Request) -> Response:
-        run_id = request.path_params["run_id"]
-        try:
-            record = await asyncio.to_thread(self._shelf.read, run_id)
-        except InputError as error:
-            return _error(error)
-        given = request.headers.get("last-event-id") or request.query_params.get("after", "")
-
-        def describe() -> tuple[str, bool]:
-            told = self._shelf.describe(self._shelf.read(record.run_id))
-            return orjson.dumps(told).decode(), told["state"] != "running" or self.is_closing
-
-        stream = follow(
-            self._shelf.folder(run_id) / "run", Cursor.parse(given), describe, enrich=rehearsals.add_uncertainty
-        )
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-
-
 def _get(answer: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
     async def route(_: Request) -> Response:
-        return await _answer(answer)
+        return await answer_now(answer)
 
     return route
 
@@ -216,10 +127,10 @@ def _get(answer: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
 def _post(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
     async def route(request: Request) -> Response:
         async def work() -> Any:
-            body = await _read_body(request)
+            body = await read_body(request)
             return await asyncio.to_thread(answer, body)
 
-        return await _answer_async(work)
+        return await answer_later(work)
 
     return route
 
@@ -227,62 +138,16 @@ def _post(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
 def _zip(build: BuildInfo) -> Callable[[Request], Awaitable[Response]]:
     async def route(request: Request) -> Response:
         try:
-            body = await _read_body(request)
+            body = await read_body(request)
             packed = await asyncio.to_thread(exports.make_zip, body, build)
         except HotloopError as error:
-            return _error(error)
+            return answer_error(error)
         return Response(packed, media_type="application/zip")
 
     return route
 
 
 async def _unknown(request: Request) -> Response:
-    return _error(InputError("route_unknown", "the lab has no such route", where=request.url.path[:80]), status=404)
-
-
-async def _answer(work: Callable[[], Any]) -> Response:
-    async def run() -> Any:
-        return await asyncio.to_thread(work)
-
-    return await _answer_async(run)
-
-
-async def _answer_async(work: Callable[[], Awaitable[Any]]) -> Response:
-    try:
-        value = await work()
-    except HotloopError as error:
-        return _error(error)
-    return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-store"})
-
-
-def _error(error: HotloopError, status: int | None = None) -> Response:
-    problems = getattr(error, "problems", ())
-    message = " ".join(str(problem) for problem in problems) if len(problems) > 1 else str(error)
-    body = {"error": {"code": error.code, "message": message, "do": "", "details": error.details}}
-    chosen = status or (424 if error.exit_code == EXIT_ENVIRONMENT else 400)
-    return Response(orjson.dumps(body, default=str), status_code=chosen, media_type="application/json")
-
-
-async def _read_body(request: Request) -> Mapping[str, Any]:
-    """Read a JSON object of bounded size.
-
-    Raises: InputError `body_too_large`, `body_not_json`.
-    """
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise InputError("body_too_large", f"the request is larger than {MAX_BODY_BYTES} bytes")
-        chunks.append(chunk)
-    try:
-        body = orjson.loads(b"".join(chunks))
-    except orjson.JSONDecodeError as error:
-        raise InputError("body_not_json", f"the request is no JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise InputError("body_not_json", "the request is no JSON object")
-    return body
-
-
-def _whole(text: str | None, default: int) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else default
+    return answer_error(
+        InputError("route_unknown", "the lab has no such route", where=request.url.path[:80]), status=404
+    )
