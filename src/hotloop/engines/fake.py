@@ -284,7 +284,8 @@ class FakeEngine:
             sampling = np.full(len(logits), -math.inf)
             sampling[int(logits.argmax())] = 0.0
         else:
-            logits = logits / params.temperature
+            with np.errstate(over="ignore"):  # a tiny temperature is almost greedy, not an error
+                logits = (logits - logits.max()) / params.temperature
             kept = _keep(logits, params.top_k, params.top_p, params.min_p)
             sampling = _log_softmax(np.where(kept, logits, -math.inf))
         uniform = np.random.default_rng([answer.seed, len(answer.ids)]).random()

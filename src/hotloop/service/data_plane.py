@@ -30,7 +30,7 @@ from hotloop.service.config import LimitsConfig
 from hotloop.service.json_body import parse_object, read_body
 from hotloop.service.membership import Member, Membership
 from hotloop.service.metrics import Metrics
-from hotloop.service.rollout_request import split_model_name
+from hotloop.service.rollout_request import read_model, split_model_name
 from hotloop.service.routing import affinity_key_of, choose_replica, parse_pin
 from hotloop.service.wire_errors import error_body, error_response, internal_error
 
@@ -137,7 +137,7 @@ class DataPlane:
     async def _route(
         self, path: str, raw: bytes, body: Mapping[str, Any], headers: Headers, send: Send, outcome: _Outcome
     ) -> None:
-        pin = parse_pin(body, split_model_name(str(body.get("model") or ""), self._served_name))
+        pin = parse_pin(body, split_model_name(read_model(body), self._served_name))
         key = affinity_key_of(headers, body)
         tried: set[str] = set()
         while True:

@@ -16,6 +16,7 @@ import contextlib
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from hotloop.service.launchers.base import Launcher, ReplicaSpec
 from hotloop.service.ledger import Ledger
 from hotloop.service.membership import Member, Membership
 from hotloop.service.metrics import Metrics
+from hotloop.service.openapi import build_document
 from hotloop.service.prefetch import prefetch
 from hotloop.service.replica_client import ReplicaClient
 from hotloop.service.rollout_request import has_vendor_header
@@ -48,6 +50,7 @@ from hotloop.snapshots.reader import SnapshotReader
 
 HOT_LOAD = "/hot_load/v1/models/hot_load"
 _PREFIX = re.compile(r"^(?:/deployment/[^/]+)?/sync(?=/)")
+Endpoint = Callable[[Request], Awaitable[Response]]
 _ROLLOUT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
@@ -80,19 +83,26 @@ class Gateway:
 
     def app(self) -> ASGIApp:
         """Build the application."""
-        routes = [
-            Route(HOT_LOAD, self._guarded("infer", self._get_status), methods=["GET"]),
-            Route(HOT_LOAD, self._guarded("admin", self._post_load), methods=["POST"]),
-            Route(HOT_LOAD, self._guarded("admin", self._delete_load), methods=["DELETE"]),
-            Route(HOT_LOAD + "/hint", self._guarded("admin", self._post_hint), methods=["POST"]),
-            Route(HOT_LOAD + "/ledger", self._guarded("infer", self._get_ledger), methods=["GET"]),
-            Route(HOT_LOAD + "/ledger", self._guarded("admin", self._delete_ledger), methods=["DELETE"]),
-            Route("/v1/models", self._guarded("infer", self._get_models), methods=["GET"]),
-            Route("/metrics", self._guarded("infer", self._get_metrics), methods=["GET"]),
-            Route("/health", self._get_health, methods=["GET"]),
-            Route("/ready", self._get_ready, methods=["GET"]),
-        ]
+        infer, admin = partial(self._guarded, "infer"), partial(self._guarded, "admin")
+        table: dict[str, dict[str, Endpoint]] = {
+            HOT_LOAD: {
+                "GET": infer(self._get_status),
+                "POST": admin(self._post_load),
+                "DELETE": admin(self._delete_load),
+            },
+            HOT_LOAD + "/hint": {"POST": admin(self._post_hint)},
+            HOT_LOAD + "/ledger": {"GET": infer(self._get_ledger), "DELETE": admin(self._delete_ledger)},
+            "/v1/models": {"GET": infer(self._get_models)},
+            "/metrics": {"GET": infer(self._get_metrics)},
+            "/openapi.json": {"GET": infer(self._get_openapi)},
+            "/health": {"GET": self._get_health},
+            "/ready": {"GET": self._get_ready},
+        }
+        routes = [Route(path, _by_method(endpoints), methods=list(endpoints)) for path, endpoints in table.items()]
         self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=HANDLERS)
+        served = [(method, path) for path, endpoints in table.items() for method in endpoints]
+        served += [("POST", path) for path in _ROLLOUT_PATHS]
+        self._document = build_document(served, self._config.served_model_name, has_keys=bool(self._guard.keys))
         self._app.router.redirect_slashes = False  # a redirect would repeat the Host header
         return self
 
@@ -189,9 +199,7 @@ class Gateway:
 
     # ---- endpoints ----------------------------------------------------------------------------------------------
 
-    def _guarded(
-        self, role: Role, endpoint: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, role: Role, endpoint: Endpoint) -> Endpoint:
         async def guarded(request: Request) -> Response:
             self._guard.check(request.headers, request.method, role)
             return await endpoint(request)
@@ -236,6 +244,9 @@ class Gateway:
         text = self.metrics.render(self.membership, asyncio.get_running_loop().time())
         return Response(text, media_type="text/plain; version=0.0.4")
 
+    async def _get_openapi(self, request: Request) -> Response:
+        return JsonResponse(self._document)
+
     async def _get_health(self, request: Request) -> Response:
         return JsonResponse({"status": "ok"})
 
@@ -245,3 +256,12 @@ class Gateway:
         if is_ready:
             return JsonResponse({"ready": True})
         return error_response(ServiceError("no_replicas", "no replica is ready", do="Retry in 1 s.", retryable=True))
+
+
+def _by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
+    """Join the methods of one address into one route, so that a 405 names all of them."""
+
+    async def endpoint(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return endpoint

@@ -20,7 +20,7 @@ from hotloop.snapshots.layout import MAX_POLICY_VERSION, check_file_name, check_
 Stage = Literal["idle", "pending", "downloading", "verifying", "staged", "loading", "done", "error"]
 ResetPromptCache = Literal["all", "new_session", "none"]
 
-_FIELDS = frozenset(
+LOAD_FIELDS = frozenset(
     {
         "identity",
         "incremental_snapshot_metadata",
@@ -31,7 +31,7 @@ _FIELDS = frozenset(
         "validation",
     }
 )
-_INCREMENTAL_FIELDS = frozenset({"previous_snapshot_identity", "compression_format", "checksum_format"})
+INCREMENTAL_FIELDS = frozenset({"previous_snapshot_identity", "compression_format", "checksum_format"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def parse_load_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> L
         ServiceError: `unknown_field`, `missing_identity`, `invalid_identity`, `invalid_field`, `unsupported_format`,
             `unsupported_checksum`.
     """
-    _refuse_unknown(body, _FIELDS, "")
+    _refuse_unknown(body, LOAD_FIELDS, "")
     if body.get("identity") in (None, ""):
         raise ServiceError(
             "missing_identity",
@@ -145,7 +145,7 @@ def _incremental(raw: Any) -> dict[str, Any]:
         return {}
     if not isinstance(raw, dict):
         raise _invalid("incremental_snapshot_metadata", "must be an object")
-    _refuse_unknown(raw, _INCREMENTAL_FIELDS, "incremental_snapshot_metadata.")
+    _refuse_unknown(raw, INCREMENTAL_FIELDS, "incremental_snapshot_metadata.")
     for name, value in raw.items():
         if value is not None and not isinstance(value, str):
             raise _invalid(f"incremental_snapshot_metadata.{name}", "must be a text")

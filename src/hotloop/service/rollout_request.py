@@ -25,6 +25,9 @@ MAX_COMPLETIONS = 1024
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 MAX_TOP_LOGPROBS = 128
 MAX_SALT_CHARS = 128
+MAX_TEMPERATURE = 100.0
+MIN_TEMPERATURE = 1e-5
+"""Logits of a few hundred divided by less leave the range in which fp32 tells them apart."""
 MAX_IGNORED_CHARS = 2000
 DEFAULT_TEXT_MAX_TOKENS = 16
 
@@ -39,7 +42,7 @@ EXTRA_FIELDS = frozenset(
         "stop_reason",
     }
 )
-_HONOURED = frozenset(
+HONOURED = frozenset(
     {
         "model",
         "messages",
@@ -94,7 +97,7 @@ _REFUSED_UNLESS: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "audio": (None,),
 }
-_HONOURED_NVEXT = frozenset(
+HONOURED_NVEXT = frozenset(
     {
         "extra_fields",
         "token_data",
@@ -157,12 +160,12 @@ def parse_rollout_request(
     Raises:
         ServiceError: `invalid_field` naming the field.
     """
-    ignored = [name for name in body if name not in _HONOURED and name not in _REFUSED_UNLESS]
+    ignored = [name for name in body if name not in HONOURED and name not in _REFUSED_UNLESS]
     for name, allowed in _REFUSED_UNLESS.items():
         if name in body and body[name] not in allowed:
             raise invalid(name, "is not implemented here and would change the answer", "Leave it out.")
     nvext = _mapping(body, "nvext")
-    ignored += [f"nvext.{name}" for name in nvext if name not in _HONOURED_NVEXT]
+    ignored += [f"nvext.{name}" for name in nvext if name not in HONOURED_NVEXT]
     extra = nvext.get("extra_fields") or []
     if not isinstance(extra, list) or not all(isinstance(name, str) for name in extra):
         raise invalid("nvext.extra_fields", "must be a list of names")
@@ -175,7 +178,7 @@ def parse_rollout_request(
     control = _mapping(nvext, "session_control", "nvext.session_control")
     return RolloutRequest(
         kind=kind,
-        model=str(body.get("model") or ""),
+        model=read_model(body),
         prompts=prompts,
         n=n,
         params=_sampling(kind, body, tokenizer),
@@ -214,6 +217,18 @@ def render_ignored(names: Sequence[str]) -> str:
 def has_vendor_header(headers: Mapping[str, str]) -> bool:
     """Say whether a request speaks the Fireworks dialect."""
     return "fireworks-model" in headers or "fireworks-deployment" in headers
+
+
+def read_model(body: Mapping[str, Any]) -> str:
+    """Read the model's name; absent means the served one.
+
+    Raises:
+        ServiceError: `invalid_field`.
+    """
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise invalid("model", "must be a text")
+    return model or ""
 
 
 def split_model_name(model: str, served_name: str) -> str:
@@ -298,7 +313,7 @@ def _sampling(kind: Kind, body: Mapping[str, Any], tokenizer: Tokenizer) -> Samp
         raise invalid("seed", "must be a 64-bit integer")
     return SamplingParams(
         max_new_tokens=_integer(body, name, default, 1, 2**31 - 1),
-        temperature=_number(body, "temperature", 1.0, 0.0, 100.0),
+        temperature=_temperature(body),
         top_p=_number(body, "top_p", 1.0, 0.0, 1.0, low_open=True),
         top_k=_integer(body, "top_k", -1, -1, 2**31 - 1) or -1,
         min_p=_number(body, "min_p", 0.0, 0.0, 1.0),
@@ -307,6 +322,13 @@ def _sampling(kind: Kind, body: Mapping[str, Any], tokenizer: Tokenizer) -> Samp
         seed=secrets.randbits(63) if seed is None else seed % 2**63,
         logit_bias=_logit_bias(body),
     )
+
+
+def _temperature(body: Mapping[str, Any]) -> float:
+    temperature = _number(body, "temperature", 1.0, 0.0, MAX_TEMPERATURE)
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise invalid("temperature", f"{temperature!r} must be 0 or at least {MIN_TEMPERATURE:g}", "Send 0 for greedy.")
+    return temperature
 
 
 def _logit_bias(body: Mapping[str, Any]) -> dict[int, float]:

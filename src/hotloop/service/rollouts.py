@@ -33,6 +33,7 @@ from hotloop.service.rollout_request import (
     RolloutRequest,
     has_vendor_header,
     parse_rollout_request,
+    read_model,
     split_model_name,
 )
 from hotloop.service.routing import check_pin, parse_pin
@@ -88,7 +89,7 @@ class Rollouts:
         Raises:
             HotloopError: the codes of a rollout request.
         """
-        identity = split_model_name(str(body.get("model") or ""), self._settings.served_name)
+        identity = split_model_name(read_model(body), self._settings.served_name)
         pin = parse_pin(body, identity)
         wait_limit_s = parse_drain_timeout(headers)
         request_id = uuid.uuid4().hex

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from hotloop.errors import HotloopError, ServiceError
@@ -177,4 +177,14 @@ def not_found(path: str) -> ServiceError:
     return ServiceError("not_found", "there is nothing here", where=path, do="See docs/reference/http.md.")
 
 
-HANDLERS = {HotloopError: handle_hotloop_error, HTTPException: handle_http_error, Exception: handle_any_error}
+async def handle_disconnect(request: Request, error: Exception) -> Response:
+    """Starlette handler for a client that went away before its body was whole; nobody reads the answer."""
+    return Response(status_code=400)
+
+
+HANDLERS = {
+    HotloopError: handle_hotloop_error,
+    HTTPException: handle_http_error,
+    ClientDisconnect: handle_disconnect,
+    Exception: handle_any_error,
+}
