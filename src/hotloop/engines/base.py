@@ -150,8 +150,8 @@ class Engine(Protocol):
         """Install weights in place while paused.
 
         Raises:
-            HotloopError: `policy_version` is then unchanged. Code `engine_error`: refused, the old weights are whole and
-                serve on. Any other code: what the engine holds may be neither old nor new.
+            HotloopError: `policy_version` is then unchanged. Code `engine_error`: refused, the old weights are whole
+                and serve on. Any other code: what the engine holds may be neither old nor new.
         """
         ...
 

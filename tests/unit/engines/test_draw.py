@@ -92,6 +92,11 @@ def test_a_tie_at_the_cut_keeps_the_lower_id() -> None:
     assert compute_distribution(logits, Shape(top_k=2)).kept.tolist() == [[True, True, False, False]]
 
 
+def test_a_tiny_temperature_is_almost_greedy_and_a_number() -> None:
+    found = compute_distribution(logits_of(PROBS), Shape(temperature=1e-40, top_p=0.9))
+    assert found.sampling[0].exp().tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]
+
+
 def test_greedy_takes_the_best_and_its_sampling_logprob_is_zero() -> None:
     logits = logits_of([PROBS[0], [0.2, 0.2, 0.2, 0.2, 0.2]])
     drawn = draw(compute_distribution(logits, Shape(temperature=0.0)), np.array([0, 1]), np.array([0.9, 0.9]))

@@ -1,6 +1,7 @@
 """Draws tokens: counter-based uniform numbers, truncation, inverse CDF, and both logprobs of what was drawn.
 
-Owns: `compute_uniforms` (a hash of completion key and position), `Policy of truncation` as arrays, `draw`.
+Owns: `compute_uniforms` (a hash of completion key and position), `compute_distribution` (bias, temperature and
+truncation), `draw`.
 
 Promises: the number that decides a token is a function of seed, index and position alone, so it is bit-equal whatever
 runs beside it and whether or not equal prefixes are merged. The token then differs only if that number falls within
@@ -129,7 +130,8 @@ def compute_distribution(logits: Tensor, shape: Shape) -> Distribution:
         best = z.argmax(-1, keepdim=True)
         sampling = torch.full_like(z, -math.inf).scatter_(1, best, 0.0)
         return Distribution(raw, sampling, True, None)
-    z = z / shape.temperature
+    # The best logit becomes 0 first: divided by a tiny temperature it would overflow, and inf - inf is no number.
+    z = (z - z.max(-1, keepdim=True).values) / shape.temperature
     kept = _keep(z, shape) if shape.truncates else None
     if kept is not None:
         z = z.masked_fill(~kept, -math.inf)
