@@ -181,7 +181,8 @@ def main() -> None:
         model = make_model(options.model, directory, dtype)
         settings = EngineSettings(policy_dir=folder, dtype=dtype, max_slots=max(batches), max_context=512)
         engine = build_engine(settings)
-        print(f"# {options.model}, {engine.arena.num_params / 1e6:.2f} M parameters, {dtype}, 1 thread", file=sys.stderr)
+        size = engine.arena.num_params / 1e6
+        print(f"# {options.model}, {size:.2f} M parameters, {dtype}, 1 thread", file=sys.stderr)
         for batch in batches:
             vocab = MODELS[options.model]["vocab_size"]
             prompts = rng.integers(1, vocab, size=(batch // group, prompt_tokens)).tolist()

@@ -77,7 +77,7 @@ def test_bad_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         make_policy(tmp_path / "a", items=sorting_pairs(3), cache=tmp_path / "cache")
     assert caught.value.code == "warmup_data"
-    with pytest.raises(InputError, match="needs 14 tokens|need 14 tokens") as caught:
+    with pytest.raises(InputError, match="need 14 tokens") as caught:
         make_policy(
             tmp_path / "a", items=sorting_pairs(3), gate=sorting_pairs(3), max_positions=13, cache=tmp_path / "cache"
         )
