@@ -1,7 +1,7 @@
 """Take the pictures of the guide: every step in light and dark, a rehearsal, a narrow page.
 
-Run: python tests/browser/screenshots.py [--out docs] [--only NAME]. It starts a lab of its own, rehearses the laptop
-preset for a few rounds, and writes lab-<what>-<theme>.png. The page must be built (npm run build in web/).
+Run: python tests/browser/screenshots.py [--out docs] [--only NAME]. It starts a lab of its own, rehearses the
+default experiment, and writes lab-<what>-<theme>.png. The page must be built (npm run build in web/).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from lab_page import LabPage
 from playwright.sync_api import sync_playwright
-from test_page_rehearse import begin, load_short_run, wait_for_state
+from test_page_rehearse import begin, wait_for_state
 
 CHROMIUM = os.environ.get("HOTLOOP_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 STEPS = ("Model", "Placement", "Precision", "Consistency", "Serving", "Launch")
@@ -105,7 +105,6 @@ def main() -> None:
                 page.goto(address)
                 lab = LabPage(page, address.partition("/?")[0], [])
                 lab.wait_until_drawn()
-                load_short_run(lab, 30)
                 begin(lab)
                 wait_for_state(lab, "finished")
             for name in [chosen.only] if chosen.only else SHOTS:

@@ -214,6 +214,11 @@ def edit_at_random(lab: LabPage, rng: random.Random) -> str:
     text = str(rng.choice((1, 2, 4, 8, 16, 64, 1000))) if field.get_attribute("inputmode") == "numeric" else rng.choice(
         ("/data/x", "a b'c", "mlx5_0", "$(id)", "module.function")
     )  # fmt: skip
+    low, high = field.get_attribute("data-min"), field.get_attribute("data-max")
+    if text.isdigit() and low and int(text) < int(low):
+        text = low
+    if text.isdigit() and high and int(text) > int(high):
+        text = high
     if field.input_value() == text:
         return "none"
     with lab.drawn():

@@ -1,14 +1,13 @@
-"""The lab's HTTP server: static page, JSON API, live events. Routes only; each asks one module of this package.
+"""The lab's HTTP server: static page, JSON API, runs. Routes only; each asks one module of this package.
 
-Owns: `create_app`, the route table, and how an error becomes an answer.
+Owns: `create_app`, the route table, the page's files.
 
-    browser --> Guard --> /                    static/ (the built page), or a page that names the command that builds it
-                      --> /api/plan, ...       answers.py schedules.py exports.py understand.py   (pure)
-                      --> /api/runs, ...       runs.py (child processes)
-                      --> /api/runs/ID/events  live.py (server-sent events)
+    browser --> Guard --> /                static/ (the built page), or a page that names the command that builds it
+                      --> /api/plan, ...   answers.py schedules.py exports.py understand.py (pure)
+                      --> /api/runs, ...   run_routes.py --> runs.py (child processes), live.py (server-sent events)
 
-Promises: a body is at most MAX_BODY_BYTES of JSON; a HotloopError becomes its message, code and step with status 400;
-the run route takes an experiment and never a command line.
+Promises: nothing outside the static folder is served as a page; ending the server stops the runs that it started.
+Does not do: reading bodies and writing errors (wire.py).
 """
 
 from __future__ import annotations
