@@ -218,7 +218,13 @@ class FaultProxy:
         return None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Pass a request on, or do what a fault says."""
+        """Pass a request on, or do what a fault says; a server that is not there is a 503."""
+        try:
+            return await self._pass_on(request)
+        except aiohttp.ClientConnectorError:
+            return web.Response(status=503, text="<Error><Code>ServiceUnavailable</Code></Error>")
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         with self._lock:
             self.requests[request.method, request.path] += 1
             if request.method == "GET" and "Range" in request.headers:

@@ -31,6 +31,7 @@ from hotloop.service.admission import Gate, Phase
 from hotloop.service.hot_load_api import LoadingState, LoadRequest, ReplicaStatus
 from hotloop.service.policy_dir import fetch_small_files, write_policy_dir
 from hotloop.service.serving import Served, open_served
+from hotloop.snapshots.anchor import compute_adler32
 from hotloop.snapshots.cache import Cache
 from hotloop.snapshots.foreign import Hints
 from hotloop.snapshots.materialize import StagedSnapshot, stage
@@ -208,6 +209,9 @@ class Reconciler:
                     on_progress=on_progress,
                 )
             except SnapshotError as error:
+                if error.code == "checksum_mismatch" and held is not None:
+                    held = None  # the host copy may be what is damaged: build everything from the bucket, beside it
+                    continue
                 if error.code != "missing_object" or loop.time() >= deadline or self._has_manifest(target):
                     raise
                 await asyncio.sleep(INCOMPLETE_POLL_S)
@@ -276,6 +280,8 @@ class Reconciler:
         self._report(target, "loading")
         small_files = await asyncio.to_thread(fetch_small_files, staged, wiring.cache)
         await asyncio.to_thread(wiring.mirror.promote, staged)
+        if staged.base is not None:
+            await asyncio.to_thread(_check_kept, wiring.mirror)
         folder = await asyncio.to_thread(write_policy_dir, wiring.state_dir, small_files, wiring.mirror.tensors)
         settings = replace(wiring.engine, policy_dir=str(folder))
         opened = await open_served(folder, settings, wiring.tokenizer_dir, staged.identity, version)
@@ -306,9 +312,8 @@ class Reconciler:
             raise
         self._report(target, "loading")
         await self._gate.set_phase(Phase.SWAPPING)
-        began = time.perf_counter()
         try:
-            await self._write(engine, update)
+            held_s = await self._write(engine, update)
         except ServiceError as error:
             if error.code == "engine_error":  # refused: the old weights are whole and serve again
                 await self._gate.set_phase(Phase.OPEN)
@@ -320,9 +325,8 @@ class Reconciler:
             raise _install_failed(staged.identity, error) from error
         served.namespaces.on_swap(request.reset_prompt_cache, is_rewind=version < served.policy_version)
         served.identity, served.policy_version = staged.identity, version
-        pause_ms = (time.perf_counter() - began) * 1000 if update.ranges else 0.0
         await self._gate.set_phase(Phase.OPEN)
-        self._finish(target, pause_ms=pause_ms)
+        self._finish(target, pause_ms=held_s * 1000)
         wiring.cache.protect(staged.files)
         try:
             await asyncio.to_thread(wiring.mirror.promote, staged)
@@ -340,8 +344,10 @@ class Reconciler:
                 await engine.abort(engine_id)
         await self._gate.wait_until_gone(late)
 
-    async def _write(self, engine: Engine, update: WeightUpdate) -> None:
+    async def _write(self, engine: Engine, update: WeightUpdate) -> float:
         """Pause, write and go on; an update without bytes needs no pause.
+
+        Returns: seconds that generation was held, from the end of the running step on.
 
         Raises:
             ServiceError: `engine_error` when the engine refused and still runs on its old weights.
@@ -349,8 +355,9 @@ class Reconciler:
         """
         if not update.ranges:
             await engine.write_weights(update)
-            return
+            return 0.0
         await engine.pause()
+        began = time.perf_counter()
         try:
             await engine.write_weights(update)
         except ServiceError as error:
@@ -364,6 +371,7 @@ class Reconciler:
             await engine.resume()
         except ServiceError as error:
             raise ServiceError("install_failed", f"the engine does not go on after the write: {error}") from error
+        return time.perf_counter() - began
 
     async def _lose_engine(self) -> None:
         """The engine's weights cannot be trusted: nothing is served until all of them were loaded again."""
@@ -429,6 +437,21 @@ def _install_failed(identity: str, error: Exception) -> ServiceError:
         details={"identity": identity},
         retryable=True,
     )
+
+
+def _check_kept(mirror: Mirror) -> None:
+    """Check a host copy that was kept over a restart once more, now that an engine is opened on it.
+
+    Raises:
+        SnapshotError: `checksum_mismatch`; the copy is dropped, so that the next attempt starts from an anchor.
+    """
+    known = mirror.adler32
+    for name, tensor in mirror.tensors.items():
+        if compute_adler32(tensor) != known[name]:
+            mirror.forget()
+            raise SnapshotError(
+                "checksum_mismatch", "the host copy was damaged on disk", where=f"tensor {name}", retryable=True
+            )
 
 
 def _ranges_of(staged: StagedSnapshot) -> list[TensorRange]:

@@ -16,7 +16,7 @@ import orjson
 import uvicorn
 
 from hotloop.engines.base import EngineSettings
-from hotloop.service.parent_watch import end_with_stdin
+from hotloop.service.parent_watch import die_with_parent, end_with_stdin
 from hotloop.service.reconciler import Wiring
 from hotloop.service.replica import Replica
 from hotloop.service.rollouts import RolloutSettings
@@ -43,7 +43,7 @@ def build(settings: dict[str, Any], token: str, keys: StaticKeys | None, partiti
         cache=Cache(settings["cache_dir"], partition, bucket, retry=retry),
         mirror=Mirror(state_dir / "mirror"),
         state_dir=state_dir,
-        engine=EngineSettings(**settings["engine"]),
+        engine=EngineSettings(**settings["engine"], driver="thread"),  # statuses and swaps must not wait for a step
         tokenizer_dir=settings["tokenizer"],
         incomplete_wait_s=settings["incomplete_wait_s"],
         clock=utc_now,
@@ -85,6 +85,7 @@ def _read_line() -> bytes:
 
 def main() -> None:
     """Run one replica."""
+    die_with_parent()
     settings = orjson.loads(_read_line())
     token = os.environ.pop(TOKEN_VARIABLE)
     keys = os.environ.pop(STORAGE_VARIABLE, "")
