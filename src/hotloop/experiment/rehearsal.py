@@ -208,6 +208,8 @@ def _choose_edits(experiment: Experiment, model: Model, has_file: HasFile) -> tu
         _use_builtin_task(experiment, put)
     if experiment.layout == "external":
         put("layout", "separate", "this machine has no deployment of somebody else's")
+    if experiment.layout != "colocate" and experiment.transport == "nccl":
+        put("transport", "delta", "weights reach the replicas through a bucket folder of this machine")
     for path, (value, why) in _SERVING_OFF.items():
         put(path, value, why)
     put("eval_mode", "side" if experiment.schedule == "async" else "inline", "held-out accuracy before and after")

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hotloop.engines.base import EngineSettings, open_engine
+from hotloop.engines.base import Engine, EngineInfo, EngineSettings, open_engine
 from hotloop.errors import InputError
 from hotloop.experiment.choices import Experiment
 from hotloop.loop.checkpoint import LoopState
@@ -27,7 +27,7 @@ from hotloop.loop.queue import InMemoryQueue
 from hotloop.loop.run_folder import RunFolder
 from hotloop.loop.sampling import Sampler, find_longest_prompt
 from hotloop.loop.scoring import JudgeVerifier
-from hotloop.loop.weight_sync import InMemorySync
+from hotloop.loop.weight_sync import InMemorySync, NoCopy, WeightSync
 from hotloop.models.tokenizer import Tokenizer, open_tokenizer
 from hotloop.trainers.base import LossSettings, OptimizerSettings, TrainerSettings, open_trainer
 from hotloop.types import SamplingParams, Task
@@ -166,8 +166,13 @@ def choose_context(
     return min(limit, longest + dataset.max_new_tokens)
 
 
-def open_sampler(experiment: Experiment, dataset: Dataset, policy_dir: Path) -> Sampler:
+def open_sampler(
+    experiment: Experiment, dataset: Dataset, policy_dir: Path, *, run_folder: RunFolder | None = None
+) -> Sampler:
     """Open the tokenizer and an engine with a policy's weights.
+
+    Args:
+        run_folder: of a run whose rollouts come from a deployment; None opens an engine in this process.
 
     Raises:
         InputError: the policy cannot be used, or a prompt does not fit it.
@@ -176,7 +181,8 @@ def open_sampler(experiment: Experiment, dataset: Dataset, policy_dir: Path) -> 
     applies_chat_template = experiment.data.apply_chat_template and not dataset.is_builtin
     config = read_policy_config(policy_dir)
     max_context = choose_context(tokenizer, dataset, config, applies_chat_template=applies_chat_template)
-    engine = open_engine(make_engine_settings(experiment, policy_dir, max_context))
+    settings = make_engine_settings(experiment, policy_dir, max_context)
+    engine = open_engine(settings) if run_folder is None else open_deployment(experiment, settings, config, run_folder)
     return Sampler(
         engine,
         tokenizer,
@@ -186,6 +192,44 @@ def open_sampler(experiment: Experiment, dataset: Dataset, policy_dir: Path) -> 
         applies_chat_template,
         returns_routed_experts=engine.info.num_experts > 0,
     )
+
+
+def open_deployment(
+    experiment: Experiment, settings: EngineSettings, config: dict[str, Any], folder: RunFolder
+) -> Engine:
+    """Prepare the deployment of a `separate` or `external` run; it is reached at the first load."""
+    from hotloop.loop.deployment_process import DeploymentProcess
+    from hotloop.loop.publishing import make_bucket_url
+    from hotloop.loop.served_engine import ServedEngine
+
+    info = EngineInfo(
+        kind="deployment",
+        vocab_size=int(config["vocab_size"]),
+        max_context=settings.max_context,
+        num_layers=int(config["num_hidden_layers"]),
+        num_experts=int(config.get("num_experts") or 0),
+        experts_per_token=int(config.get("num_experts_per_tok") or 0),
+    )
+    laptop = experiment.laptop
+    if experiment.layout == "external":
+        return ServedEngine(info, None, url=laptop.service_url)
+    engine = {
+        "kind": "torch",
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "threads": settings.threads,
+        "max_slots": settings.max_slots,
+        "max_context": settings.max_context,
+    }
+    bucket = make_bucket_url(choose_bucket(experiment, folder))
+    return ServedEngine(info, DeploymentProcess(folder.root / "deployment", bucket, laptop.replicas, engine))
+
+
+def choose_bucket(experiment: Experiment, folder: RunFolder) -> str:
+    """Return the bucket that a run publishes into; a `separate` run without one uses a folder of its own."""
+    if experiment.laptop.publish or experiment.layout != "separate":
+        return experiment.laptop.publish
+    return str(folder.root / "bucket")
 
 
 def open_evaluator(experiment: Experiment, dataset: Dataset, policy_dir: Path) -> Evaluator:
@@ -221,7 +265,8 @@ def assemble(
     """
     policy_dir = folder.policy
     verifier = open_verifier(experiment, dataset)
-    sampler = open_sampler(experiment, dataset, policy_dir)
+    is_served = experiment.layout != "colocate"
+    sampler = open_sampler(experiment, dataset, policy_dir, run_folder=folder if is_served else None)
     trainer = open_trainer(make_trainer_settings(experiment, policy_dir))
     source = make_source(experiment, dataset)
     state = None
@@ -245,12 +290,21 @@ def assemble(
     evaluator = None
     if experiment.eval_mode == "inline":
         evaluator = Evaluator(sampler, verifier, dataset.held_out, experiment.eval_samples)
-    sync = InMemorySync(trainer, sampler.engine)
+    engine = sampler.engine
+    sync: WeightSync = NoCopy() if is_served else InMemorySync(trainer, engine)
     publisher = None
-    if experiment.laptop.publish:
+    bucket = choose_bucket(experiment, folder)
+    if bucket:
         from hotloop.loop.publishing import RunPublisher  # brings the bucket's client, which most runs do not need
 
-        full_every = experiment.laptop.publish_full_every
-        publisher = RunPublisher(experiment.laptop.publish, policy_dir, full_every=full_every)
-    parts = Parts(collector, trainer, sampler.engine, sync, evaluator, progress, publisher)
+        # The transport `disk` ships every version whole.
+        full_every = 1 if experiment.transport == "disk" else experiment.laptop.publish_full_every
+        publisher = RunPublisher(bucket, policy_dir, full_every=full_every)
+    hot_load = None
+    if is_served:
+        from hotloop.loop.served_engine import ServedEngine
+
+        assert isinstance(engine, ServedEngine)
+        hot_load = engine.load
+    parts = Parts(collector, trainer, engine, sync, evaluator, progress, publisher, hot_load)
     return Controller(make_loop_settings(experiment), parts, folder, state=state, began=began)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from hotloop.loop.progress import Progress
 from hotloop.loop.rollout_file import write_rollouts
 from hotloop.loop.run_folder import RunFolder, write_json
 from hotloop.loop.stop import Stopped, StopSignal
-from hotloop.loop.weight_sync import PublishingSync, Pushed, WeightSync, make_identity
+from hotloop.loop.weight_sync import HotLoadSync, PublishingSync, Pushed, WeightSync, make_identity
 from hotloop.telemetry.events import EventLog
 from hotloop.telemetry.jsonl import JsonLines
 from hotloop.telemetry.metrics import read_metrics
@@ -73,6 +73,8 @@ class Parts:
     progress: Progress
     publisher: RunPublisher | None = None
     """Set when the run publishes its versions into a bucket, after they are in the engine."""
+    hot_load: Callable[[str, int], Awaitable[None]] | None = None
+    """Set when the sampler is a deployment: moves it to a published identity and version."""
 
 
 class Controller:
@@ -97,6 +99,8 @@ class Controller:
         self._sync = parts.sync
         if parts.publisher is not None:
             self._sync = PublishingSync(parts.sync, parts.trainer, parts.publisher.publish, self._note_published)
+            if parts.hot_load is not None:
+                self._sync = HotLoadSync(self._sync, parts.hot_load)
             if state is not None:
                 self._version = parts.publisher.next_version(state.policy_version)
         self._before: dict[str, float] = dict(state.evaluation_before) if state else {}

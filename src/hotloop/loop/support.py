@@ -45,7 +45,7 @@ SUPPORT: Mapping[str, Support] = {
     "task": _only("math", do="Set data_path and reward.kind = python, or a built-in laptop.task."),
     "generate_hook": _only("", do="Leave it empty."),
     "reward_hook": _only("", do="Use reward.kind = python."),
-    "layout": _only("colocate", do="Set layout to colocate."),
+    "layout": HONOURED,
     "external_addrs": CLUSTER,
     "schedule": _only("sync", do="Set schedule to sync."),
     "nodes": CLUSTER,
@@ -65,7 +65,7 @@ SUPPORT: Mapping[str, Support] = {
     "eagle": _only("off", do="Set eagle to off."),
     "eagle_steps": CLUSTER,
     "draft_path": CLUSTER,
-    "transport": _only("nccl", do="Set transport to nccl; the laptop then copies weights in memory."),
+    "transport": HONOURED,
     "weight_dir": CLUSTER,
     "local_weight_dir": CLUSTER,
     "straw": _only(False, do="Turn straw off."),
@@ -152,8 +152,8 @@ SUPPORT: Mapping[str, Support] = {
     "laptop.eval_rows": HONOURED,
     "laptop.publish": HONOURED,
     "laptop.publish_full_every": HONOURED,
-    "laptop.service_url": _only("", do="Set layout to colocate and leave it empty."),
-    "laptop.replicas": _only(1, do="Leave it at 1."),
+    "laptop.service_url": HONOURED,
+    "laptop.replicas": HONOURED,
     "laptop.hooks": _only({}, do="Remove the hooks, or use reward.kind = python for a reward."),
 }
 
@@ -193,6 +193,7 @@ def _check_rules(experiment: Experiment) -> list[Problem]:
     if not laptop.policy:
         do = "Set laptop.policy to dense, moe or a Hugging Face directory."
         problems.append(Problem("no_policy", "there is nothing to train", "laptop.policy = ''", do))
+    problems += _check_layout(experiment)
     if sampling.group_size < 2:
         kind = experiment.algorithm.kind
         why = f'must be at least 2 for "{kind}", because an advantage is the reward minus the group\'s mean'
@@ -221,4 +222,26 @@ def _check_rules(experiment: Experiment) -> list[Problem]:
         problems.append(Problem("no_held_out", "evaluation needs held-out items", "eval_mode = 'inline'", do))
     if experiment.r3 and laptop.policy == "dense":
         problems.append(Problem("r3_dense", "a dense policy has no expert routes", "r3 = True", "Turn r3 off."))
+    return problems
+
+
+def _check_layout(experiment: Experiment) -> list[Problem]:
+    """What the layouts of a run need, and settings that the chosen one would not read."""
+    layout, laptop, problems = experiment.layout, experiment.laptop, []
+    if layout == "colocate" and experiment.transport != "nccl":
+        why = "trainer and engine share one process, so weights are copied in memory"
+        do = "Set transport to nccl, or layout to separate."
+        problems.append(Problem("colocate_transport", why, f"transport = {experiment.transport!r}", do))
+    if layout == "external" and not laptop.service_url:
+        do = "Set laptop.service_url to the deployment's address."
+        problems.append(Problem("external_address", "no deployment is named", "laptop.service_url = ''", do))
+    if layout == "external" and not laptop.publish:
+        do = "Set laptop.publish to the bucket that the deployment reads."
+        problems.append(Problem("external_address", "no shared bucket is named", "laptop.publish = ''", do))
+    if layout != "external" and laptop.service_url:
+        do = "Set layout to external, or leave it empty."
+        problems.append(Problem("setting_unused", f"layout {layout} asks no deployment", "laptop.service_url", do))
+    if layout != "separate" and laptop.replicas != 1:
+        do = "Set layout to separate, or leave it at 1."
+        problems.append(Problem("setting_unused", f"layout {layout} starts no replicas", "laptop.replicas", do))
     return problems

@@ -13,7 +13,8 @@ Does not do: deciding when (controller.py), the formats in a bucket (snapshots/)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,6 +69,30 @@ class Pushed:
 
 Publish = Callable[[Mapping[str, Any], str, int, bool], Pushed]
 """Publishes (tensors, identity, policy version, as an anchor)."""
+
+
+@dataclass(slots=True)
+class NoCopy:
+    """The sampler takes its weights from a bucket: nothing is copied to it."""
+
+    async def push(self, policy_version: int) -> Mapping[str, float]:
+        return {}
+
+
+@dataclass(slots=True)
+class HotLoadSync:
+    """Another sync that publishes, and then every replica of a deployment moves to what it published."""
+
+    inner: WeightSync
+    load: Callable[[str, int], Awaitable[None]]
+    """Loads (identity, policy version) everywhere and returns when it is served."""
+
+    async def push(self, policy_version: int) -> Mapping[str, float]:
+        numbers = dict(await self.inner.push(policy_version))
+        began = time.perf_counter()
+        await self.load(make_identity(policy_version), policy_version)
+        numbers["perf/hot_load_time"] = time.perf_counter() - began
+        return numbers
 
 
 @dataclass(slots=True)
