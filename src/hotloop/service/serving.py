@@ -6,7 +6,7 @@ Owns: `Served` and opening an engine for it. Promises: `identity` and `policy_ve
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ async def open_served(
     Raises:
         HotloopError: the directory cannot be served by this engine.
     """
-    # Steps run in a thread of their own, so that requests are answered and streamed between two steps.
-    engine = await asyncio.to_thread(open_engine, replace(settings, driver="thread"))
+    engine = await asyncio.to_thread(open_engine, settings)
     try:
         tokenizer = await asyncio.to_thread(open_policy_tokenizer, policy_dir, tokenizer_dir)
         config_path = policy_dir / "config.json"
