@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "hotloop needs Python 3.11 or newer; this is $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11."; exit 3; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,s3,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,s3,fast,dev]'
 	@touch $@
 
 # The page. Without Node everything else works, and `hotloop lab` says what is missing.
@@ -27,7 +27,7 @@ src/hotloop/lab/static/index.html: $(shell find web -path web/node_modules -prun
 	cd web && npm ci --silent --no-audit --no-fund && npm run --silent build
 
 demo: setup
-	$(BIN)/python examples/read_me_first.py
+	$(BIN)/hotloop run
 
 check: setup
 	$(BIN)/ruff format --check src tests examples benchmarks

@@ -36,16 +36,14 @@ def make(
 ) -> None:
     """Make a small policy and warm it up on a built-in task; the result is kept in the cache."""
     from hotloop.errors import MissingExtra
-
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtra('"hotloop policy make"', "torch", "torch") from error
     from hotloop.loop.tasks import load_task_set
-    from hotloop.models.builtin import make_policy
     from hotloop.units import format_seconds
 
-    torch.set_num_threads(threads)
+    try:
+        from hotloop.models.builtin import make_policy, set_threads
+    except ImportError as error:
+        raise MissingExtra('"hotloop policy make"', "torch", "torch") from error
+    set_threads(threads)
     items = load_task_set(task)
 
     def show(step: int, most: int, measured: float | None) -> None:

@@ -153,6 +153,12 @@ class FormatReward(Section):
     pattern: str
 
 
+class ProgramReward(Section):
+    """1 if the program in the response passes the label's tests, run in a child process with limits; no sandbox."""
+
+    kind: Literal["program"] = "program"
+
+
 class PythonReward(Section):
     """Any Python function `f(task, response) -> float | Score`, sync or async."""
 
@@ -169,7 +175,7 @@ class RemoteReward(Section):
 
 
 Reward = Annotated[
-    DeepscalerReward | ExactReward | MathReward | FormatReward | PythonReward | RemoteReward,
+    DeepscalerReward | ExactReward | MathReward | FormatReward | ProgramReward | PythonReward | RemoteReward,
     Field(discriminator="kind"),
 ]
 

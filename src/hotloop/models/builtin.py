@@ -353,3 +353,8 @@ def _sample_accuracy(arena: Arena, held: _Encoded, generator: torch.Generator) -
         last = step.hidden_BTD[:, 0]
         positions = positions + 1
     return float(correct.float().mean())
+
+
+def set_threads(threads: int) -> None:
+    """Let the warm-up use this many threads; two on two busy cores wait for each other."""
+    torch.set_num_threads(threads)
