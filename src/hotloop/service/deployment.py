@@ -188,27 +188,32 @@ class Deployment:
                 known = await self._look(request, None, None)
                 self._startup_error = None
                 if self._active is None and self._current is None:
-                    self._start(self._make_load(request, known))
+                    load = self._make_load(request, known)
+                    self._start(load)
+                    await self._take_up_interrupted(load)
             except HotloopError as error:
                 self._startup_error = error
                 await asyncio.sleep(STARTUP_RETRY_S)
-        await self._take_up_interrupted()
         if self._config.watch:
             await self._watch()
 
-    async def _take_up_interrupted(self) -> None:
-        """Go on with the wish that had been accepted when the last gateway died, unless a newer one came meanwhile."""
+    async def _take_up_interrupted(self, startup: Load) -> None:
+        """Go on with the wish that had been accepted when the last gateway died, unless a newer one comes first."""
         entry = self._ledger.take_interrupted()
-        is_first = self._next_id == 2 and self._waiting is None
-        if entry is None or not is_first or entry.identity == self.target_identity:
+        if entry is None or entry.identity == startup.request.identity:
             return
         # Its version was compared with the served one when it was accepted, where it was known.
         was_checked = entry.policy_version is not None
         request = LoadRequest.from_json({"identity": entry.identity, **entry.hints, "allow_rewind": was_checked})
-        try:
-            await self.post(request)
-        except HotloopError as error:
-            logger.warning("the interrupted load of %s is not taken up again: %s", entry.identity, error)
+        while self._next_id == startup.load_id + 1:
+            try:
+                await self.post(request)
+                return
+            except HotloopError as error:
+                logger.warning("the interrupted load of %s is not taken up yet: %s", entry.identity, error)
+                if error.code not in ("storage_unavailable", "storage_access"):
+                    return
+                await asyncio.sleep(STARTUP_RETRY_S)
 
     def _startup_request(self) -> LoadRequest:
         done = self._ledger.newest_done()
