@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import orjson
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -32,6 +31,7 @@ from hotloop.service.membership import Member, Membership
 from hotloop.service.metrics import Metrics
 from hotloop.service.rollout_request import read_model, split_model_name
 from hotloop.service.routing import affinity_key_of, choose_replica, parse_pin
+from hotloop.service.upstream import Upstream, UpstreamError
 from hotloop.service.wire_errors import error_body, error_response, internal_error
 
 WAKE_EVERY_S = 1.0
@@ -39,7 +39,9 @@ WAKE_EVERY_S = 1.0
 LAST_WORDS_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 logger = logging.getLogger(__name__)
-_PASSED_ON = (b"content-type", b"x-hotloop-ignored", b"retry-after", b"cache-control")
+_PASSED_ON = frozenset({b"content-type", b"x-hotloop-ignored", b"retry-after", b"cache-control"})
+_BROKEN = frozenset({500, 502})
+"""Answers that lie with the replica: enough of them in a row take it out for a while."""
 
 
 @dataclass(slots=True)
@@ -58,15 +60,15 @@ class DataPlane:
         membership: Membership,
         limits: LimitsConfig,
         served_name: str,
-        session: aiohttp.ClientSession,
+        upstream: Upstream,
         token: str,
         metrics: Metrics,
     ) -> None:
         self._membership = membership
         self._limits = limits
         self._served_name = served_name
-        self._session = session
-        self._token = token
+        self._upstream = upstream
+        self._token_header = (b"x-hotloop-replica-token", token.encode())
         self._metrics = metrics
         self._waiting = 0
         self._room = asyncio.Condition()
@@ -143,8 +145,11 @@ class DataPlane:
         while True:
             member = await self._take(pin, key, tried)
             try:
-                await self._proxy(member, path, raw, headers, send, outcome)
-                member.note_success()
+                status = await self._proxy(member, path, raw, headers, send, outcome)
+                if status in _BROKEN:
+                    member.note_failure(asyncio.get_running_loop().time())
+                else:
+                    member.note_success()
                 return
             except ReplicaLost:
                 member.note_failure(asyncio.get_running_loop().time())
@@ -197,52 +202,58 @@ class DataPlane:
 
     async def _proxy(
         self, member: Member, path: str, raw: bytes, headers: Headers, send: Send, outcome: _Outcome
-    ) -> None:
+    ) -> int:
         """Pass one request to one replica and its answer back.
+
+        Returns: the status of the answer.
 
         Raises:
             ReplicaLost: the replica died or hung up.
         """
-        onward = {"x-hotloop-replica-token": self._token, "content-type": "application/json"}
-        for name in _REQUEST_HEADERS:
-            value = headers.get(name)
-            if value is not None:
-                onward[name] = value
+        onward = [self._token_header, _JSON, *(header for header in headers.raw if header[0] in _REQUEST_HEADERS)]
         try:
-            async with self._session.post(member.url + path, data=raw, headers=onward) as answer:
-                passed = [(name, value) for name, value in answer.raw_headers if name.lower() in _PASSED_ON]
+            async with await self._upstream.post(member.url, path, onward, raw) as answer:
+                passed = [header for header in answer.headers if header[0] in _PASSED_ON]
                 passed.append((b"x-hotloop-replica", member.replica_id.encode()))
-                outcome.is_stream = answer.content_type == "text/event-stream"
+                outcome.is_stream = any(name == b"content-type" and _is_events(value) for name, value in passed)
                 self._metrics.requests.labels(str(answer.status)).inc()
                 if outcome.is_stream:
                     await send({"type": "http.response.start", "status": answer.status, "headers": passed})
                     outcome.started = True
-                    async for piece in answer.content.iter_any():
+                    async for piece in answer.pieces():
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await send({"type": "http.response.body", "body": b""})
-                    return
+                    return answer.status
                 whole = await answer.read()
-                passed.append((b"content-length", str(len(whole)).encode()))
+                passed.append((b"content-length", b"%d" % len(whole)))
                 await send({"type": "http.response.start", "status": answer.status, "headers": passed})
                 outcome.started = True
                 await send({"type": "http.response.body", "body": whole})
-        except (aiohttp.ClientError, ConnectionError) as error:
+                return answer.status
+        except UpstreamError as error:
             raise ReplicaLost(
                 "replica_lost",
-                f"replica {member.replica_id} broke off ({type(error).__name__})",
+                f"replica {member.replica_id} broke off ({error})",
                 do="Retry with the same affinity key.",
                 details={"replica_id": member.replica_id},
                 retryable=True,
             ) from None
 
 
-_REQUEST_HEADERS = (
-    "x-multi-turn-session-id",
-    "x-session-affinity",
-    "x-hot-load-drain-timeout",
-    "x-fireworks-hot-load-drain-timeout",
-    "fireworks-model",
-    "fireworks-deployment",
+def _is_events(content_type: bytes) -> bool:
+    return content_type.startswith(b"text/event-stream")
+
+
+_JSON = (b"content-type", b"application/json")
+_REQUEST_HEADERS = frozenset(
+    {
+        b"x-multi-turn-session-id",
+        b"x-session-affinity",
+        b"x-hot-load-drain-timeout",
+        b"x-fireworks-hot-load-drain-timeout",
+        b"fireworks-model",
+        b"fireworks-deployment",
+    }
 )
 
 

@@ -44,6 +44,7 @@ from hotloop.service.replica_client import ReplicaClient
 from hotloop.service.rollout_request import has_vendor_header
 from hotloop.service.supervisor import Supervisor
 from hotloop.service.timestamps import utc_now
+from hotloop.service.upstream import Upstream
 from hotloop.service.wire_errors import HANDLERS, error_response, method_not_allowed
 from hotloop.snapshots.cache import Cache
 from hotloop.snapshots.reader import SnapshotReader
@@ -142,8 +143,9 @@ class Gateway:
             self.deployment = Deployment(
                 config, self._reader, self.ledger, self.membership, self._client_of, clock=utc_now
             )
+            upstream = Upstream(CONNECT_TIMEOUT_S)
             self.data_plane = DataPlane(
-                self.membership, limits, config.served_model_name, session, self._token, self.metrics
+                self.membership, limits, config.served_model_name, upstream, self._token, self.metrics
             )
             for number in range(config.replicas):
                 self._add_replica(f"r{number}")
@@ -152,6 +154,7 @@ class Gateway:
                 yield
             finally:
                 await self._close()
+                upstream.close()
 
     def _add_replica(self, replica_id: str) -> None:
         config = self._config
