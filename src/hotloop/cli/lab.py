@@ -17,6 +17,8 @@ import click
 from hotloop.errors import EXIT_ENVIRONMENT, HotloopError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from hotloop.experiment.choices import Experiment
     from hotloop.experiment.rehearsal import Rehearsal
 
@@ -53,9 +55,16 @@ def command(port: int, no_open: bool, runs: Path) -> None:
     click.echo(address)
     if not no_open:
         webbrowser.open(address)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Let open event streams end by themselves before uvicorn waits for them."""
+            app.state.runs.is_closing = True
+            super().handle_exit(sig, frame)
+
     with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+        Server(config).run(sockets=[listener])
 
 
 def _rehearse(experiment: Experiment) -> Rehearsal:

@@ -113,6 +113,7 @@ async def follow(
     cursor: Cursor,
     describe: Callable[[], tuple[str, bool]],
     *,
+    is_closing: Callable[[], bool] = lambda: False,
     poll_s: float = POLL_S,
     enrich: Callable[[Path, str], str] | None = None,
 ) -> AsyncIterator[str]:
@@ -121,11 +122,12 @@ async def follow(
     Args:
         folder: the run folder; it may not exist yet.
         describe: gives the run's state as JSON text and whether it has ended; sent as `state` whenever it changes.
+        is_closing: the server ends; the stream then breaks off without an `end`, and the page tries to come back.
         enrich: adds to a metrics line what the page draws beside it; gets the folder and the line.
     """
     last_state = ""
     idle_s = 0.0
-    while True:
+    while not is_closing():
         state, has_ended = describe()
         events, cursor = await asyncio.to_thread(_read_enriched, folder, cursor, enrich)
         has_read = bool(events)

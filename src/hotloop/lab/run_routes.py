@@ -29,6 +29,7 @@ class RunRoutes:
         self._shelf = shelf
         self._static = static
         self.is_closing = False
+        """Set when the server ends, so that open streams end first."""
 
     def routes(self) -> tuple[Route, ...]:
         """List the routes."""
@@ -123,10 +124,14 @@ class RunRoutes:
 
         def describe() -> tuple[str, bool]:
             told = self._shelf.describe(self._shelf.read(record.run_id))
-            return orjson.dumps(told).decode(), told["state"] != "running" or self.is_closing
+            return orjson.dumps(told).decode(), told["state"] != "running"
 
         stream = follow(
-            self._shelf.folder(run_id) / "run", Cursor.parse(given), describe, enrich=rehearsals.add_uncertainty
+            self._shelf.folder(run_id) / "run",
+            Cursor.parse(given),
+            describe,
+            is_closing=lambda: self.is_closing,
+            enrich=rehearsals.add_uncertainty,
         )
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)

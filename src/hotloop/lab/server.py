@@ -90,10 +90,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        runs.is_closing = True
         await asyncio.to_thread(shelf.stop_all)
 
-    return Starlette(routes=routes, middleware=[Middleware(Guard, token=token, port=port)], lifespan=lifespan)
+    app = Starlette(routes=routes, middleware=[Middleware(Guard, token=token, port=port)], lifespan=lifespan)
+    app.state.runs = runs
+    return app
 
 
 class Page:

@@ -81,6 +81,16 @@ def test_a_stream_ends_only_when_the_run_has_ended_and_all_is_read(tmp_path: Pat
     assert text.rstrip().endswith('event: end\ndata: {"state":"finished"}')
 
 
+def test_a_stream_of_a_server_that_ends_breaks_off_without_an_end(tmp_path: Path) -> None:
+    polls = iter([False, False, True])
+
+    async def collect() -> str:
+        stream = follow(tmp_path, Cursor(), lambda: ("{}", False), is_closing=lambda: next(polls), poll_s=0.001)
+        return "".join([part async for part in stream])
+
+    assert "event: end" not in asyncio.run(collect())
+
+
 def test_what_is_drawn_beside_a_number_is_added_to_metrics_only(tmp_path: Path) -> None:
     add(tmp_path / "metrics.jsonl", '{"round":0}\n')
     add(tmp_path / "events.jsonl", '{"event":"saved"}\n')

@@ -106,6 +106,10 @@ export interface Optimizer {
   max_tokens_per_microbatch: number | null;
 }
 
+export interface ProgramReward {
+  kind: 'program';
+}
+
 export interface PythonReward {
   kind: 'python';
   function: string;
@@ -214,7 +218,7 @@ export interface Experiment {
   algorithm: Grpo | Gspo | Cispo | ReinforcePlusPlus | ReinforcePlusPlusBaseline;
   optimizer: Optimizer;
   data: Data;
-  reward: DeepscalerReward | ExactReward | MathReward | FormatReward | PythonReward | RemoteReward;
+  reward: DeepscalerReward | ExactReward | MathReward | FormatReward | ProgramReward | PythonReward | RemoteReward;
   export: Export;
   laptop: Laptop;
 }
