@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotloop.errors import EXIT_INTERRUPTED, InputError
+from hotloop.errors import EXIT_INTERRUPTED, InputError, Problem
 
 if TYPE_CHECKING:
     from hotloop.experiment.choices import Experiment
@@ -108,6 +108,7 @@ def _start(loaded: Loaded, rehearsal: Rehearsal | None, out: Path | None, *, qui
         if experiment.reward.kind == "python":
             say(f"imports {experiment.reward.function.rpartition('.')[0]} for the reward")
         _prepare_policy(experiment, dataset, folder, say)
+        _check_reward(experiment, dataset, folder, say)
         say(plan_run(experiment, None).render())
         return _run(experiment, dataset, folder, None, quiet=quiet, began=began)
     except KeyboardInterrupt:
@@ -148,6 +149,27 @@ def _resume(root: Path, settings: tuple[str, ...], *, explain: bool, quiet: bool
         return _run(experiment, dataset, folder, resumption.checkpoint, quiet=quiet, began=began)
     finally:
         lock.close()
+
+
+def _check_reward(experiment: Experiment, dataset: Dataset, folder: RunFolder, say: Any) -> None:
+    """Score reference answers before any round: a reward that never says 1 is found now, not after a night.
+
+    A function of the user's own and a remote service are first called by the rounds, which name the sample that fails.
+    """
+    if dataset.is_builtin or experiment.reward.kind not in ("deepscaler", "math", "exact"):
+        return
+    from hotloop.loop.assembly import open_verifier
+    from hotloop.models.tokenizer import open_tokenizer
+    from hotloop.verifiers.sanity import check_references
+
+    template = open_tokenizer(folder.policy).chat_template if experiment.data.apply_chat_template else ""
+    verifier = open_verifier(experiment, dataset)
+    findings = asyncio.run(check_references(verifier, experiment.reward.kind, dataset.train, chat_template=template))
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors:
+        raise InputError.of([Problem(each.code, each.why, each.where, each.do) for each in errors])
+    for finding in findings:
+        say(f"note: {finding}")
 
 
 def _choose_folder(name: str, seed: int) -> Path:

@@ -54,6 +54,11 @@ class Tokenizer:
         return int(max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)) + 1
 
     @property
+    def chat_template(self) -> str:
+        """Source of the chat template; empty when there is none."""
+        return self._template
+
+    @property
     def has_chat_template(self) -> bool:
         """True when `render_chat` works."""
         return bool(self._template)
