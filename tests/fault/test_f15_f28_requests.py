@@ -230,7 +230,9 @@ def proxy(tmp_path: Path) -> Iterator[FaultProxy]:
         yield running
 
 
-def deploy_s3(deploy: Deploy, proxy: FaultProxy, bucket: str = BUCKET, **limits: float) -> Deployment:
+def deploy_s3(
+    deploy: Deploy, proxy: FaultProxy, bucket: str = BUCKET, replicas: int = 1, **limits: float
+) -> Deployment:
     """A deployment that reads through the proxy with static keys."""
     secret = {
         "aws_access_key_id": READER[0],
@@ -240,6 +242,7 @@ def deploy_s3(deploy: Deploy, proxy: FaultProxy, bucket: str = BUCKET, **limits:
     }
     return deploy(
         bucket=f"s3://{bucket}/run",
+        replicas=replicas,
         config={"storage": "rl_checkpoint_reader", "limits": {"storage_budget_s": 3.0, **limits}},
         environ={"RL_CHECKPOINT_READER": json.dumps(secret)},
     )
