@@ -221,7 +221,7 @@ class FaultProxy:
         """Pass a request on, or do what a fault says; a server that is not there is a 503."""
         try:
             return await self._pass_on(request)
-        except aiohttp.ClientConnectorError:
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
             return web.Response(status=503, text="<Error><Code>ServiceUnavailable</Code></Error>")
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
