@@ -34,7 +34,7 @@ Deploy = Callable[..., Deployment]
 MANUAL = {"kind": "fake", "options": {"manual": True}}
 """An engine that never takes a step: its requests are in flight until somebody ends them."""
 ENDLESS = {"kind": "fake", "max_context": 10_000_000}
-METRICS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "service-metrics.md"
+METRICS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 __all__ = ["proxy"]  # a fixture
 
 
