@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import random
 import shutil
@@ -458,6 +459,7 @@ def _flip(path: Path, draw: random.Random) -> None:
 @contextmanager
 def open_storm(root: Path, seed: int) -> Iterator[Storm]:
     """Bucket, proxy and deployment of one storm; all ended at the end."""
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the proxy's clients die in the middle: no news
     bucket = BucketServer(root / "s3")
     try:
         with run_fault_proxy(bucket.endpoint) as proxy:

@@ -502,6 +502,14 @@ def test_a_stranger_on_a_replicas_port_gets_no_answer(keyed: Deployment) -> None
 # ---- secrets --------------------------------------------------------------------------------------------------------
 
 
+def read_command_line(pid: int) -> str:
+    """The arguments of a process as any user sees them; empty once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def read_tree(root: Path) -> str:
     """Every file below a folder that can be read, as text."""
     texts = [path.read_bytes().decode("latin-1") for path in sorted(root.rglob("*")) if path.is_file()]
@@ -542,9 +550,7 @@ def test_secrets_are_in_no_output_file_or_process_listing(deploy: Deploy, tmp_pa
         said += [deployment.load("step000001"), deployment.complete(temperature="x")]
         deployment.wait_ready("step000001")
         said += [deployment.status(), deployment.call("GET", HOT_LOAD + "/ledger"), deployment.complete()]
-        listing = "".join(
-            Path(f"/proc/{pid}/cmdline").read_text() for pid in psutil.pids() if Path(f"/proc/{pid}/cmdline").exists()
-        )
+        listing = "".join(read_command_line(pid) for pid in psutil.pids())
         replica_environ = Path(f"/proc/{replica_pids(deployment)[0]}/environ")
         assert replica_environ.stat().st_mode & 0o077 == 0
         deployment.stop()
