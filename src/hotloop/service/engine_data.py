@@ -115,10 +115,10 @@ def routed_experts_field(completion: Completion, options: BlockOptions) -> dict[
 def routing_matrices(completion: Completion, options: BlockOptions, prompt_len: int) -> list[str | None]:
     """Return per completion token the base64 uint8 [moe_layers, top_k] row that produced it; None where it has none.
 
-    The row that produced a token is that of the position before it.
+    The row that produced a token is that of the position before it. More than 256 experts do not fit this form.
     """
     routes = completion.routed_experts
-    if routes is None or options.num_experts == 0:
+    if routes is None or not 0 < options.num_experts <= 256:
         return [None] * len(completion.token_ids)
     rows: list[str | None] = []
     for position in range(len(completion.token_ids)):

@@ -55,7 +55,8 @@ def build(settings: dict[str, Any], token: str, keys: StaticKeys | None, partiti
 async def serve(settings: dict[str, Any], token: str, keys: StaticKeys | None, partition: bytes) -> None:
     """Listen until told to end."""
     replica = build(settings, token, keys, partition)
-    listener = socket.socket()
+    # Naming TCP makes asyncio send small packets at once; else an answer's body waits for the head's acknowledgement.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(

@@ -72,7 +72,8 @@ def run_deployment(config: DeploymentConfig, launcher: Launcher | None = None) -
 
 async def _serve(gateway: Gateway, config: DeploymentConfig) -> None:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family)
+    # Naming TCP makes asyncio send small packets at once; else an answer's body waits for the head's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))

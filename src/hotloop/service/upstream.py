@@ -50,6 +50,7 @@ class _Connection(asyncio.Protocol):
         self._is_whole = False
         self._error = ""
         self._is_held = False
+        self._keeps_alive = False
 
     # ---- from the transport -------------------------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_whole = True
+        self._keeps_alive = bool(self._parser.should_keep_alive())  # the parser knows it only here
         self._wake()
 
     # ---- for the reader -----------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ class _Connection(asyncio.Protocol):
             and not self._pieces
             and self._transport is not None
             and not self._transport.is_closing()
-            and self._parser.should_keep_alive()
+            and self._keeps_alive
         )
 
     @property
