@@ -30,9 +30,12 @@ FLAGS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests here and run them last: Playwright keeps an event loop running in this thread until it ends."""
+    here = Path(__file__).parent
     for item in items:
-        if Path(item.path).parent == Path(__file__).parent:
+        if Path(item.path).parent == here:
             item.add_marker(pytest.mark.browser)
+    items.sort(key=lambda item: Path(item.path).parent == here)
 
 
 def _is_built() -> bool:

@@ -208,6 +208,19 @@ export const STEP_TEXTS: Record<Step, StepText> = {
     groups: [
       {
         kind: 'radio',
+        field: 'algorithm.kind',
+        legend: ['Objective', '目标'],
+        figure: 'none',
+        options: [
+          { value: 'grpo', label: ['GRPO', 'GRPO'], explain: ["Reward against the group's mean and spread; ratios clipped token by token.", '奖励与组内均值和离散度比较，逐 token 截断比值。'] },
+          { value: 'gspo', label: ['GSPO', 'GSPO'], explain: ['One ratio for a whole response.', '整个回答一个比值。'] },
+          { value: 'cispo', label: ['CISPO', 'CISPO'], explain: ['Clips the weight and keeps the gradient of every token.', '截断权重，保留每个 token 的梯度。'] },
+          { value: 'reinforce_plus_plus', label: ['REINFORCE++', 'REINFORCE++'], explain: ['Raw rewards, KL in the reward, discounted returns.', '原始奖励，奖励中含 KL，折扣回报。'] },
+          { value: 'reinforce_plus_plus_baseline', label: ['REINFORCE++ with baseline', 'REINFORCE++ 带基线'], explain: ["The group's mean as baseline, KL in the reward.", '以组内均值为基线，奖励中含 KL。'] },
+        ],
+      },
+      {
+        kind: 'radio',
         field: 'correction',
         legend: ['Correction', '校正'],
         figure: 'none',
@@ -339,7 +352,7 @@ export const STEP_TEXTS: Record<Step, StepText> = {
           { field: 'megatron_path', label: ['Megatron-LM', 'Megatron-LM'], input: 'path', wide: true },
           { field: 'resume_from', label: ['Resume from', '从此恢复'], hint: ['a directory of saves; empty: start anew', '保存目录，留空表示重新开始'], input: 'path', wide: true },
           { field: 'rounds_more', label: ['Rounds to add', '再跑几轮'], input: 'number', min: 1 },
-          { field: 'image', label: ['Installation image', '安装镜像'], hint: ['a hint about hardware, no claim of fit', '仅提示硬件，不保证适配'], input: 'select', options: ['cuda', 'rocm', 'gb10'].map((v) => ({ value: v, label: v })) },
+          { field: 'image', label: ['Installation image', '安装镜像'], hint: ['a hint about hardware, no claim of fit', '仅提示硬件，不保证适配'], input: 'select', options: [{ value: 'cuda', label: 'CUDA (NVIDIA)' }, { value: 'rocm', label: 'ROCm (AMD)' }, { value: 'gb10', label: 'GB10 (NVIDIA, Arm)' }] },
         ],
       },
     ],
@@ -350,7 +363,6 @@ export const STEP_TEXTS: Record<Step, StepText> = {
 const MORE_LABELS: Record<string, Text> = {
   attention: ['Attention', '注意力'],
   data_path: ['Prompts', '题目数据'],
-  'algorithm.kind': ['Objective', '目标'],
   'algorithm.eps_clip': ['Clip, low', '截断下限'],
   'algorithm.eps_clip_high': ['Clip, high', '截断上限'],
   'algorithm.kl_loss_type': ['KL estimator', 'KL 估计'],
