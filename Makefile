@@ -40,7 +40,7 @@ unit: setup
 	$(BIN)/python -m pytest -q tests/unit tests/property
 
 test: setup check
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 format: setup
 	$(BIN)/ruff format src tests examples benchmarks
