@@ -285,6 +285,8 @@ def test_L13_chinese_has_the_same_controls_and_the_same_files(lab: LabPage) -> N
         counts = []
         for tab in range(6):
             lab.page.get_by_role("tab").nth(tab).click()
+            if tab == 5:
+                lab.page.locator("#panel").get_by_role("button", name="serving-reference.sh").wait_for()
             counts.append(
                 lab.page.locator("#panel").evaluate(
                     "p => [...p.querySelectorAll('input,select,button')].map(e => e.tagName + (e.type || ''))"
@@ -350,7 +352,8 @@ def test_L15_the_agent_preset_stays_blocked_until_its_hooks_are_named(lab: LabPa
 @pytest.mark.parametrize(
     ("label", "topic", "paper"),
     [
-        ("", "correction", "arxiv.org/abs/2510.18855"),
+        ("Objective", "objective", "arxiv.org/abs/2402.03300"),
+        ("Correction", "correction", "arxiv.org/abs/2510.18855"),
         ("R3", "r3", "arxiv.org/abs/2510.11370"),
         ("Score centering", "score_centering", "doi.org/10.1007/BF00992696"),
         ("Partial rollouts", "partial", "arxiv.org/abs/2501.12599"),
@@ -361,8 +364,7 @@ def test_L16_each_consistency_option_opens_its_derivation_and_paper(
     lab: LabPage, label: str, topic: str, paper: str
 ) -> None:
     lab.step("Consistency")
-    name = f"why & math {label}" if label else "why & math"
-    lab.page.get_by_role("button", name=name, exact=True).first.click()
+    lab.page.get_by_role("button", name=f"why & math {label}", exact=True).click()
     box = lab.page.get_by_test_id(f"why-{topic}")
     box.locator("pre").first.wait_for()
     assert any(paper in link for link in box.locator("a").evaluate_all("all => all.map(a => a.href)"))

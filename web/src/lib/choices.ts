@@ -211,6 +211,7 @@ export const STEP_TEXTS: Record<Step, StepText> = {
         field: 'algorithm.kind',
         legend: ['Objective', '目标'],
         figure: 'none',
+        why: 'objective',
         options: [
           { value: 'grpo', label: ['GRPO', 'GRPO'], explain: ["Reward against the group's mean and spread; ratios clipped token by token.", '奖励与组内均值和离散度比较，逐 token 截断比值。'] },
           { value: 'gspo', label: ['GSPO', 'GSPO'], explain: ['One ratio for a whole response.', '整个回答一个比值。'] },

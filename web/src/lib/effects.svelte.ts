@@ -66,7 +66,7 @@ export function describe(figure: Figure, effect: Effect, field: string): string 
   if (figure === 'kv') parts.push(say(['{n} tokens an engine', '每引擎 {n} token'], { n: count(effect.kv_capacity_tokens) }));
   if (figure === 'none' && !effect.followed.length && !effect.new_errors.length) return '';
   const followed = effect.followed.map((change) => change.field).filter((name) => name !== field && !name.endsWith('_path'));
-  if (followed.length && figure !== 'nodes') parts.push(say(['also sets {what}', '连带改变 {what}'], { what: followed.slice(0, 2).map((f) => showField(f).toLowerCase()).join(', ') + (followed.length > 2 ? '…' : '') }));
+  if (followed.length && figure !== 'nodes') parts.push(say(['also sets {what}', '连带改变 {what}'], { what: followed.slice(0, 2).map((f) => showField(f)).join(', ') + (followed.length > 2 ? '…' : '') }));
   return parts.join('; ');
 }
 
