@@ -352,6 +352,17 @@ def test_requests_that_wait_are_served_by_a_replica_that_comes_back(
     assert all(answer.body["error"]["retryable"] for answer in answers)
 
 
+def test_a_hung_replica_is_replaced_and_its_requests_are_answered_by_another(
+    trainer: Trainer, deploy: Deploy, background: Callable[..., Future[Answer]]
+) -> None:
+    deployment = serve_one(trainer, deploy, replicas=2)
+    hung = replica_pids(deployment)[0]
+    os.kill(hung, signal.SIGSTOP)
+    asked = [background(deployment, user=f"session{number}") for number in range(8)]
+    assert [each.result().status for each in asked] == [200] * 8
+    deployment.wait(lambda s: s["ready"] and hung not in replica_pids(deployment), "replacing the hung replica")
+
+
 def test_the_end_of_a_deployment_ends_streams_with_an_error(trainer: Trainer, deploy: Deploy) -> None:
     deployment = serve_one(trainer, deploy, config={"engine": ENDLESS})
     received: list[bytes] = []

@@ -6,6 +6,7 @@ Does not do: rollouts, which the data plane proxies.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,9 @@ from hotloop.service.hot_load_api import LoadRequest, ReplicaStatus
 COMMAND_TIMEOUT_S = 5.0
 SILENCE_LIMIT_S = 5.0
 """A replica sends its status at least every second; silence beyond this means that it hangs."""
+OPENING_LIMIT_S = 60.0
+"""The same for a replica that serves nothing yet: on a busy machine, loading an engine's libraries can stop its event
+loop for many seconds, and killing it for that would have it begin again without end. Nobody waits for it meanwhile."""
 
 
 class ReplicaClient:
@@ -65,14 +69,21 @@ class ReplicaClient:
         Raises:
             ReplicaLost: the stream broke or fell silent.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=COMMAND_TIMEOUT_S, sock_read=SILENCE_LIMIT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=COMMAND_TIMEOUT_S, sock_read=OPENING_LIMIT_S)
+        limit_s = OPENING_LIMIT_S
         try:
             async with self._session.get(
                 self._url + "/internal/events", headers=self._headers, timeout=timeout
             ) as answer:
                 answer.raise_for_status()
-                async for line in answer.content:
-                    yield ReplicaStatus.from_wire(orjson.loads(line))
+                while True:
+                    async with asyncio.timeout(limit_s):
+                        line = await answer.content.readline()
+                    if not line:
+                        return
+                    status = ReplicaStatus.from_wire(orjson.loads(line))
+                    limit_s = SILENCE_LIMIT_S if status.readiness else OPENING_LIMIT_S
+                    yield status
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: half a line, or one too long
             raise ReplicaLost(
                 "replica_lost", f"its status stream broke ({type(error).__name__})", where=self._url

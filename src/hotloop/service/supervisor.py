@@ -3,8 +3,8 @@
     per replica: start -> follow its status stream -> it ends or falls silent -> stop -> wait -> start again
 
 One task a replica; produces membership updates and tells the deployment who joined, changed and was lost.
-Promises: a replica that hangs (no status within the silence limit) is killed; the wait between restarts doubles up to a
-bound and is short again after a minute of health.
+Promises: a replica that hangs (no status within its limit of silence) is killed; the wait between restarts doubles up
+to a bound and is short again after a minute of health.
 Does not do: what a replica loads (deployment.py).
 """
 
