@@ -54,8 +54,7 @@ class _Connection(asyncio.Protocol):
 
     # ---- from the transport -------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # a TCP connection's
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
