@@ -43,7 +43,8 @@ def command(port: int, no_open: bool, runs: Path) -> None:
     """
     import uvicorn
 
-    from hotloop.cli.planner_input import read_build
+    from hotloop.cli.planner_input import read_build, read_resume_facts
+    from hotloop.lab.answers import set_resume_reader
     from hotloop.lab.runs import RunShelf
     from hotloop.lab.server import create_app
 
@@ -51,6 +52,7 @@ def command(port: int, no_open: bool, runs: Path) -> None:
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24)
     app = create_app(token=token, port=port, shelf=RunShelf(runs.resolve()), build=read_build(), rehearse=_rehearse)
+    set_resume_reader(read_resume_facts)
     address = f"http://127.0.0.1:{port}/?token={token}"
     click.echo(address)
     if not no_open:

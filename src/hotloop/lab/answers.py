@@ -1,4 +1,4 @@
-"""What the page asks about experiments: JSON in, JSON out. Pure but for its cache.
+"""What the page asks about experiments: JSON in, JSON out. Pure but for a cache and the reader of resume folders.
 
 Owns: the answers of `/api/schema`, `plan`, `effects`, `load`, `clean`, `link`, `open-link` and `rehearsal`.
 
@@ -14,7 +14,7 @@ import hashlib
 import importlib.util
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
@@ -31,9 +31,11 @@ from hotloop.experiment.load import flatten, validate
 from hotloop.experiment.plan import Plan, build_plan
 from hotloop.experiment.presets import PRESETS
 from hotloop.experiment.records import Change, to_plain
+from hotloop.experiment.rules import ResumeFacts
 from hotloop.experiment.share import clean_choices, encode_comparison, encode_experiment, is_private_path, read_link
 
 Json = dict[str, Any]
+ReadResume = Callable[[Experiment], ResumeFacts | None]
 MAX_EDITS = 64
 """Options that one step of the page can show."""
 _CACHED_PLANS = 256
@@ -64,15 +66,31 @@ def hash_experiment(experiment: Experiment) -> str:
     return hashlib.sha256(orjson.dumps(dump_experiment(experiment), option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
 
+def _read_no_folder(experiment: Experiment) -> ResumeFacts | None:
+    return None
+
+
+_read_resume: ReadResume = _read_no_folder
+
+
+def set_resume_reader(read: ReadResume) -> None:
+    """Say how the folder of `resume_from` is read; the command sets its own reader, so that both plan from one fact."""
+    global _read_resume
+    _read_resume = read
+
+
 @lru_cache(maxsize=_CACHED_PLANS)
-def plan_of(experiment_json: str) -> Plan:
+def plan_of(experiment_json: str, resume: ResumeFacts | None = None) -> Plan:
     """Build the plan of an experiment given as JSON text; kept, because undo and effects ask again."""
-    return build_plan(Experiment.model_validate_json(experiment_json))
+    return build_plan(Experiment.model_validate_json(experiment_json), resume=resume)
 
 
 def plan_for(experiment: Experiment) -> Plan:
-    """Build the plan of an experiment, or take the one that was built before."""
-    return plan_of(experiment.model_dump_json())
+    """Build the plan of an experiment, or take the one that was built before.
+
+    Raises: InputError `tracker_invalid` when the folder of `resume_from` is here and broken.
+    """
+    return plan_of(experiment.model_dump_json(), _read_resume(experiment))
 
 
 def answer_schema() -> Json:

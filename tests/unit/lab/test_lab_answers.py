@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hotloop.cli.planner_input import read_resume_facts
 from hotloop.errors import InputError
 from hotloop.experiment.apply import apply_edit
 from hotloop.experiment.catalog.load import load_catalog
@@ -214,7 +216,6 @@ def test_the_example_has_the_worked_numbers() -> None:
 
 def test_the_page_has_the_types_of_the_schema() -> None:
     import importlib.util
-    from pathlib import Path
 
     script = Path(__file__).parents[3] / "web" / "gen_types.py"
     spec = importlib.util.spec_from_file_location("gen_types", script)
@@ -223,3 +224,16 @@ def test_the_page_has_the_types_of_the_schema() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.TARGET.read_text(encoding="utf-8") == module.render()
+
+
+def test_the_folder_of_a_resume_is_planned_as_the_command_plans_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "_read_resume", read_resume_facts)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    experiment = Experiment(resume_from=str(tmp_path), rounds=3)
+    shown = answers.answer_plan({"experiment": answers.dump_experiment(experiment)})
+    wanted = build_plan(experiment, resume=read_resume_facts(experiment))
+    assert [error["code"] for error in shown["plan"]["errors"]] == [error.code for error in wanted.errors]
+    assert "resume_runs_nothing" in [error.code for error in wanted.errors]
+    assert shown["plan"]["resume"] == wanted.to_json()["resume"] is not None
