@@ -1,7 +1,7 @@
 """X01 by measurement: the planner's account of a tiny policy against our own trainer and engine.
 
-Byte for byte for parameters, gradients, optimizer, logits and KV; within 10 % for activations, which are counted by hooks
-on every tensor that autograd saves.
+Byte for byte for parameters, gradients, optimizer, logits and KV; within 10 % for activations, which are counted by
+hooks on every tensor that autograd saves.
 """
 
 from __future__ import annotations
