@@ -39,8 +39,10 @@ check: setup
 unit: setup
 	$(BIN)/python -m pytest -q tests/unit tests/property
 
+# The browser driver keeps an event loop running in its process, so the page has a run of its own.
 test: setup check
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/browser
+	$(BIN)/python -m pytest -q tests/browser
 
 format: setup
 	$(BIN)/ruff format src tests examples benchmarks
