@@ -34,7 +34,8 @@ def test_the_script_walks_from_an_empty_folder_to_a_hot_loaded_delta(tmp_path: P
     assert re.findall(r"^answer .*, policy_version (\d+)$", done.stdout, re.MULTILINE) == ["1", "2"]
     assert done.stdout.index("step000001 is served") < done.stdout.index("step000002 is served")
     assert done.stdout.endswith("== done\n")
-    assert list((tmp_path / "tmpdir").iterdir()) == [], "it cleans up behind itself"
+    left = list((tmp_path / "tmpdir").glob("tmp.*"))  # torch leaves a folder of its own there
+    assert left == [], "it cleans up behind itself"
 
 
 @pytest.fixture(scope="module")
