@@ -202,7 +202,7 @@ def _choose_edits(experiment: Experiment, model: Model, has_file: HasFile) -> tu
         put("optimizer.steps_per_round", MIN_STEPS_PER_ROUND, "a value that learns at this size")
     if experiment.sampling.over_sampling is not None:
         share = experiment.sampling.over_sampling / experiment.sampling.num_groups
-        groups = int(LEARNING["sampling.num_groups"])  # type: ignore[call-overload]
+        groups = int(LEARNING["sampling.num_groups"])  # type: ignore[call-overload]  # an integer of the table
         put("sampling.over_sampling", max(groups, round(groups * share)), "the same share of a smaller round")
     if experiment.data_path is None or not has_file(experiment.data_path):
         _use_builtin_task(experiment, put)
