@@ -92,6 +92,20 @@ def test_one_that_does_not_listen_to_reason_is_stopped_by_force(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+def test_the_end_of_a_talkative_replica_is_seen(tmp_path: Path) -> None:
+    """More than asyncio holds of a pipe that nobody reads, and the writer is killed in the middle of it."""
+
+    async def scenario() -> None:
+        running = await LocalLauncher().start(spec(tmp_path))
+        waiting = asyncio.create_task(running.wait())
+        with open(f"/proc/{running.pid}/fd/1", "wb", buffering=0) as out:
+            await asyncio.wait_for(asyncio.to_thread(out.write, b"x" * 1_000_000), 30)
+        os.kill(running.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(waiting, 30) == -signal.SIGKILL
+
+    asyncio.run(scenario())
+
+
 def test_one_that_cannot_start_says_its_last_words(tmp_path: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(ServiceError) as caught:

@@ -34,6 +34,8 @@ class DeploymentProcess:
     engine: dict[str, Any] = field(default_factory=dict)
     """The keys of `engine:` in the deployment's file."""
     _process: asyncio.subprocess.Process | None = None
+    _reading: asyncio.Task[None] | None = None
+    """Its further output, read and dropped: `wait` ends only when the pipe does, and a full one never ends."""
 
     async def start(self) -> str:
         """Start it and return its address.
@@ -62,11 +64,15 @@ class DeploymentProcess:
                 env={**os.environ, "HOTLOOP_EXIT_WITH_STDIN": "1"},
                 start_new_session=True,  # Ctrl-C is for the run, which then stops the deployment in order
             )
-        assert self._process.stdout is not None
+        out_pipe = self._process.stdout
+        assert out_pipe is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT_S)
+            try:
+                line = await asyncio.wait_for(out_pipe.readline(), START_TIMEOUT_S)
+            finally:
+                self._reading = asyncio.create_task(_drop(out_pipe))
             url = json.loads(line)["url"]
-        except (TimeoutError, ValueError, KeyError) as error:
+        except (TimeoutError, ValueError, KeyError, TypeError) as error:
             await self.stop()
             words = log.read_bytes()[-LAST_WORDS_BYTES:].decode("utf-8", "replace").strip()
             raise RunError(
@@ -85,3 +91,9 @@ class DeploymentProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+async def _drop(stream: asyncio.StreamReader) -> None:
+    """Read to the end and keep nothing."""
+    while await stream.read(1 << 16):
+        pass

@@ -114,8 +114,8 @@ async def run_program(program: str, tests: str, limits: Limits) -> Score:
             return Score(0.0, f"still running after {limits.wall_s:g} s")
         finally:
             _kill_group(child.pid)
+            _close_pipes(child)  # first: `wait` ends only when the pipes do, and nobody reads a full one any more
             await child.wait()
-            _close_pipes(child)
     if output is None:
         return Score(0.0, f"printed more than {limits.output_bytes} bytes")
     if secret in output.split("\n"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from verifier_samples import rollout_of
@@ -138,6 +139,25 @@ def test_a_program_that_takes_too_much_memory_fails() -> None:
 def test_a_program_that_prints_without_end_is_stopped() -> None:
     score = run("while True: print('x' * 1000)", "", output_bytes=10_000)
     assert score.reason == "printed more than 10000 bytes"
+
+
+def test_a_program_that_prints_faster_than_we_read_is_stopped() -> None:
+    """The pipe is full at every look, so asyncio has stopped reading it when the child is killed."""
+
+    async def hold_the_loop() -> None:
+        while True:
+            time.sleep(0.003)
+            await asyncio.sleep(0)
+
+    async def score() -> Score:
+        busy = asyncio.create_task(hold_the_loop())
+        try:
+            program = "while True: print('x' * 1000)"
+            return await asyncio.wait_for(run_program(program, "", Limits(output_bytes=10_000)), 60)
+        finally:
+            busy.cancel()
+
+    assert asyncio.run(score()).reason == "printed more than 10000 bytes"
 
 
 def test_printing_a_line_of_success_is_not_a_pass() -> None:

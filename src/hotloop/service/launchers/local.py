@@ -29,6 +29,8 @@ class LocalReplica:
 
     process: asyncio.subprocess.Process
     _url: str
+    _reading: asyncio.Task[None]
+    """Its further output, read and dropped: `wait` ends only when the pipe does, and a full one never ends."""
 
     @property
     def url(self) -> str:
@@ -93,9 +95,10 @@ class LocalLauncher:
             await process.stdin.drain()
             line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
             url = orjson.loads(line)["url"]
-        except (TimeoutError, orjson.JSONDecodeError, KeyError, ConnectionError) as error:
+        except (TimeoutError, ValueError, KeyError, TypeError, ConnectionError) as error:
             if process.returncode is None:
                 process.kill()
+            await _drop(process.stdout)
             code = await process.wait()
             raise ServiceError(
                 "replica_start_failed",
@@ -107,7 +110,7 @@ class LocalLauncher:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             raise
-        return LocalReplica(process, url)
+        return LocalReplica(process, url, asyncio.create_task(_drop(process.stdout)))
 
 
 def _last_words(log_path: str) -> str:
@@ -115,3 +118,9 @@ def _last_words(log_path: str) -> str:
         return ""
     tail = Path(log_path).read_bytes()[-LAST_WORDS_BYTES:].decode("utf-8", "replace").strip()
     return f"; its last words: {tail}" if tail else ""
+
+
+async def _drop(stream: asyncio.StreamReader) -> None:
+    """Read to the end and keep nothing."""
+    while await stream.read(1 << 16):
+        pass
