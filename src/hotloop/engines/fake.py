@@ -33,6 +33,8 @@ from hotloop.models.tokenizer import StopMatcher, Tokenizer, open_tokenizer
 from hotloop.types import Completion, FinishReason, Support, TopLogprobs, VersionSpan
 
 Floats = npt.NDArray[np.float64]
+_Prefixes = dict[int, Any]
+"""Prompts as a tree: token -> what has followed it there. As many nodes as there are different prefixes."""
 TABLE = "fake.weight"
 
 
@@ -87,7 +89,7 @@ class FakeEngine:
         self._table = self._build_table()
         self._version, self._identity = 0, ""
         self._active: list[_Answer] = []
-        self._seen: dict[str, list[tuple[int, ...]]] = {}
+        self._seen: dict[str, _Prefixes] = {}
         self._is_paused = False
         self._is_closed = False
         self._task: asyncio.Task[None] | None = None
@@ -376,14 +378,13 @@ class FakeEngine:
 
     def _count_cached(self, request: GenerateRequest) -> int:
         """Pretend to reuse the longest earlier prompt of this namespace that begins this one, but its last token."""
-        prompt = tuple(request.prompt_ids)
-        earlier = self._seen.setdefault(request.cache_namespace, [])
+        node = self._seen.setdefault(request.cache_namespace, {})
         best = 0
-        for other in earlier:
-            same = next((i for i, (a, b) in enumerate(zip(prompt, other, strict=False)) if a != b), None)
-            best = max(best, min(len(prompt), len(other)) if same is None else same)
-        earlier.append(prompt)
-        return min(best, len(prompt) - 1)
+        for position, token in enumerate(request.prompt_ids):
+            if token in node:
+                best = position + 1
+            node = node.setdefault(int(token), {})
+        return min(best, len(request.prompt_ids) - 1)
 
     def _open_matcher(self, request: GenerateRequest) -> StopMatcher | None:
         if not request.params.stop:
