@@ -1,8 +1,11 @@
 """Typed async client of a deployment: for the loop, the command line and users.
 
-Owns: requests, retries of what is safe to retry (425, 429, 503 and 409 that says retry), parsing of `engine_data`.
+Owns: requests, retries of what is safe to retry (425, 429, 503 and 409 that says retry; connections that break),
+parsing of `engine_data`.
 Promises: an answer's tokens carry the versions and logprobs that the deployment declared; an error body becomes the
-error that its code names. Reads `HOTLOOP_URL` and `HOTLOOP_API_KEY` when nothing is given.
+error that its code names; a deployment that answered before and then hangs up, as it does with an idle connection and
+while it is restarted, is asked again for a while. Every request may be sent twice: sampling leaves nothing behind, and
+loads go by identity. Reads `HOTLOOP_URL` and `HOTLOOP_API_KEY` when nothing is given.
 
     async with Client("http://127.0.0.1:8800") as client:
         await client.load("step000002", wait=True)
@@ -12,6 +15,7 @@ error that its code names. Reads `HOTLOOP_URL` and `HOTLOOP_API_KEY` when nothin
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import time
@@ -28,6 +32,8 @@ from hotloop.types import Completion, Support, TopLogprobs, VersionSpan
 HOT_LOAD = "/hot_load/v1/models/hot_load"
 _RETRIED = frozenset({"too_early", "queue_full", "weight_version_not_ready", "no_replicas", "replica_lost"})
 _LONGEST_WAIT_S = 5.0
+_IDLE_S = 15.0
+"""How long an unused connection is kept: less than `KEEP_ALIVE_S` of the server, or it may hang up as we write."""
 
 
 class Client:
@@ -39,6 +45,7 @@ class Client:
         *,
         api_key: str = "",
         retry_budget_s: float = 120.0,
+        reconnect_budget_s: float = 30.0,
         timeout_s: float = 600.0,
         connections: int = 0,
     ) -> None:
@@ -46,6 +53,8 @@ class Client:
 
         Args:
             retry_budget_s: seconds from the first refusal until it is raised.
+            reconnect_budget_s: seconds from the first broken connection until `unreachable` is raised, when this
+                deployment has answered before; one that never did is unreachable at once.
             connections: open at a time; 0 means no limit.
 
         Raises:
@@ -60,12 +69,14 @@ class Client:
         key = api_key or os.environ.get("HOTLOOP_API_KEY", "")
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._retry_budget_s = retry_budget_s
+        self._reconnect_budget_s = reconnect_budget_s
+        self._has_answered = False
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        connector = aiohttp.TCPConnector(limit=self._connections)
+        connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_IDLE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
         return self
 
@@ -184,21 +195,21 @@ class Client:
     async def request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Send one request, retrying refusals that ask for it.
+        """Send one request, retrying refusals that ask for it and connections that break.
 
         Raises:
             ServiceError: what the answer says, or `unreachable`.
         """
         assert self._session is not None, "use the client as an async context manager"
         data = None if body is None else orjson.dumps(body)
-        deadline = time.monotonic() + self._retry_budget_s
-        wait_s = 0.05
+        wait_s, failing_since = 0.05, math.inf
         while True:
             try:
                 async with self._session.request(
                     method, self.url + path, data=data, headers={**self._headers, **(headers or {})}
                 ) as answer:
                     raw = await answer.read()
+                    self._has_answered = True
                     if answer.status < 400:
                         parsed = orjson.loads(raw)
                         assert isinstance(parsed, dict)
@@ -210,9 +221,15 @@ class Client:
                     f"the deployment does not answer ({type(cause).__name__})",
                     where=self.url,
                     do="Start it with hotloop serve, or check the address.",
-                    retryable=method == "GET",
                 )
-            if not (error.retryable and error.code in _RETRIED) or time.monotonic() + wait_s > deadline:
+                is_retried = self._has_answered and isinstance(
+                    cause, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError
+                )
+                budget_s = self._reconnect_budget_s
+            else:
+                is_retried, budget_s = error.retryable and error.code in _RETRIED, self._retry_budget_s
+            failing_since = min(failing_since, time.monotonic())
+            if not is_retried or time.monotonic() + wait_s > failing_since + budget_s:
                 raise error
             await asyncio.sleep(wait_s * (0.5 + random.random()))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
