@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,16 +51,20 @@ def finish_run(die_at: str, *arguments: str) -> int:
 
 
 def kill_at_random(seed: int, run: Path) -> int:
-    """Kill once the run has written a random number of lines, and a random part of a round later."""
+    """Kill once the run has written a random number of lines, and a random moment later; again if it had ended."""
     draw = random.Random(seed)
-    lines, delay = draw.randint(1, ROUNDS - 2), draw.random() * 0.2
-    process = start_run("never", "--out", str(run), *SETTINGS)
-    while process.poll() is None and runs_to_line(run) < lines:
-        time.sleep(0.005)
-    time.sleep(delay)
-    process.kill()
-    process.communicate(timeout=60)
-    return process.returncode
+    while True:
+        lines, delay = draw.randint(1, ROUNDS - 2), draw.random() * 0.2
+        process = start_run("never", "--out", str(run), *SETTINGS)
+        while process.poll() is None and runs_to_line(run) < lines:
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.kill()
+        _, err = process.communicate(timeout=60)
+        if process.returncode == -signal.SIGKILL:
+            return process.returncode
+        assert process.returncode == 0, err
+        shutil.rmtree(run)  # its last rounds took less than the delay: there was nothing left to kill
 
 
 def runs_to_line(run: Path) -> int:

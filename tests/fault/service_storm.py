@@ -379,10 +379,12 @@ class Storm:
 
     def damage_cache(self, draw: random.Random) -> str:
         """Put a damaged copy in the place of a cached file, as a disk that went bad would show it at the next read."""
-        entries = [path for path in (self.deployment.root / "cache").rglob("*") if _is_entry(path)]
+        # The cache drops folders meanwhile: os.walk passes over what is gone, where rglob would raise.
+        paths = [Path(folder) / name for folder, _, names in os.walk(self.deployment.root / "cache") for name in names]
+        entries = sorted(path for path in paths if _is_entry(path))
         if not entries:
             return "found no cached file"
-        victim = draw.choice(sorted(entries))
+        victim = draw.choice(entries)
         damaged = victim.with_name(f"{victim.name}.damaged")
         try:
             shutil.copy2(victim, damaged)
@@ -444,7 +446,11 @@ class Storm:
 
 
 def _is_entry(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 64 and "partial" not in path.parts and path.suffix != ".damaged"
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return False  # dropped since the folder was listed
+    return size > 64 and "partial" not in path.parts and path.suffix != ".damaged"
 
 
 def _flip(path: Path, draw: random.Random) -> None:
