@@ -12,7 +12,7 @@ with selective attention (flash) and sequence parallelism.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.experiment.catalog.records import Arch
 
@@ -22,8 +22,7 @@ CHECKPOINT_BYTES_PER_VALUE = 2
 """Bytes of a layer's input, all that full recompute keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActivationShape:
+class ActivationShape(NamedTuple):
     """What the activations of one GPU depend on."""
 
     arch: Arch
@@ -41,8 +40,7 @@ class ActivationShape:
     """Whether the stage ends with the final norm."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(NamedTuple):
     """Bytes per item of one trainer."""
 
     name: str

@@ -87,10 +87,13 @@ class Experiment(Section):
     resume_from: str = Field("", max_length=MAX_TEXT)
     rounds_more: int | None = Field(None, ge=1)
 
-    sampling: Sampling = Sampling()
-    algorithm: Algorithm = Grpo()
-    optimizer: Optimizer = Optimizer()
-    data: Data = Data()
-    reward: Reward = DeepscalerReward()
-    export: Export = Export()
-    laptop: Laptop = Laptop()
+    sampling: Sampling = Sampling.model_construct()
+    algorithm: Algorithm = Grpo.model_construct()
+    optimizer: Optimizer = Optimizer.model_construct()
+    data: Data = Data.model_construct()
+    reward: Reward = DeepscalerReward.model_construct()
+    export: Export = Export.model_construct()
+    laptop: Laptop = Laptop.model_construct()
+
+
+Experiment.model_rebuild()

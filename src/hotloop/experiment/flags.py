@@ -16,10 +16,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
@@ -42,8 +41,7 @@ _LATER_CHOICES: dict[str, tuple[str, ...]] = {"--rollout-data-transport": ("stra
 """Choices that v0.4.0 adds to a flag of 624b824a."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """One flag of the parsers that read a launch."""
 
     name: str
@@ -62,8 +60,7 @@ class Flag:
     """New SGLang name of an old one, else empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlagUse:
+class FlagUse(NamedTuple):
     """One flag with its values as an argument vector carries them."""
 
     name: str
@@ -72,8 +69,7 @@ class FlagUse:
     """Index of the flag in the vector."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlagProblem:
+class FlagProblem(NamedTuple):
     """One word of an argument vector that a parser would drop or refuse."""
 
     code: Literal["unknown_flag", "flag_arity", "flag_value", "flag_skipped", "not_in_target", "stray_word"]
@@ -81,8 +77,7 @@ class FlagProblem:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class FlagTable:
+class FlagTable(NamedTuple):
     """flags.json, ready to ask."""
 
     slime_commit: str
@@ -99,7 +94,7 @@ class FlagTable:
 @lru_cache(maxsize=1)
 def load_flags() -> FlagTable:
     """Read flags.json once."""
-    raw = json.loads(resources.files("hotloop.experiment").joinpath("flags.json").read_text(encoding="utf-8"))
+    raw = json.loads(Path(__file__).with_name("flags.json").read_text(encoding="utf-8"))
     flags: dict[str, Flag] = {}
     for section in ("slime", "megatron", "sglang"):
         for name, entry in raw[section].items():

@@ -13,8 +13,7 @@ Source: algorithms.md 10 and 11; constants marked "our decision" there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.experiment.backends import MEGATRON, ActivationShape, Backend
 from hotloop.experiment.catalog.load import find_gpu, find_model, load_catalog
@@ -47,8 +46,7 @@ def judge(used: int, capacity: int) -> Verdict:
     return "tight" if used > TIGHT_FRAC * capacity else "fits"
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Case(NamedTuple):
     """Everything that the rows of one experiment are computed from."""
 
     experiment: Experiment

@@ -10,8 +10,7 @@ Source: shapes of the model scripts of slime 624b824a; delta attention from the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hotloop.experiment.catalog.records import Arch, Recipe
 
@@ -22,8 +21,7 @@ _DELTA_RANK = 128
 """Rank of the two low-rank gates of a delta-attention layer (glm5_next)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerParams:
+class LayerParams(NamedTuple):
     """Parameters of one layer's parts; 0 where the architecture lacks the part."""
 
     attention: int
@@ -39,8 +37,7 @@ class LayerParams:
     """One embedding matrix; the head has the same shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalParams:
+class LocalParams(NamedTuple):
     """Parameters resident on one GPU."""
 
     dense: int
@@ -153,8 +150,7 @@ def count_stage_params(arch: Arch, recipe: Recipe, stage: Stage, *, with_norms: 
     return LocalParams(dense, experts, head)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParams:
+class EngineParams(NamedTuple):
     """Parameters that one GPU of an engine holds, by the precision that they can be served in."""
 
     quantised: int

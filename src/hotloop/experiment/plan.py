@@ -10,8 +10,7 @@ raises for an experiment whose model and GPU are in the catalogue. Does not do: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.experiment.catalog.load import load_catalog
 from hotloop.experiment.catalog.records import Catalog
@@ -40,8 +39,7 @@ from hotloop.experiment.rules import ResumeFacts
 __all__ = ["Estimate", "Finding", "LaunchStep", "MemoryRow", "Plan", "Repair", "ResumeFacts", "build_plan"]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Everything that follows from an experiment."""
 
     experiment: Experiment

@@ -3,23 +3,22 @@
 Owns: `Finding`, `Change`, `Repair`, `MemoryRow`, `MemoryPlan`, `Estimate`, `Staleness`, `LaunchStep`, and `to_plain`,
 which turns any of them into JSON values.
 
-Promises: immutable; no rules and no arithmetic here; a byte count is an integer. Does not do: layout records
-(layout.py), which carry their own rules.
+Promises: immutable; no rules and no arithmetic here; a byte count is an integer. Named tuples, as all records of the
+planner that many others stand beside: at each start of a command a frozen dataclass takes five times as long to make.
+Does not do: layout records (layout.py), which carry their own rules.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Verdict = Literal["fits", "tight", "over"]
 Phase = Literal["train", "rollout", "host"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A broken rule (in `errors`) or something to know (in `notes`)."""
 
     code: str
@@ -29,8 +28,7 @@ class Finding:
     """Choices that it concerns, snake_case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One choice before and after an edit, both as resolved by the recipe."""
 
     field: str
@@ -40,8 +38,7 @@ class Change:
     """The dependency rule (D01..D10) that made it; empty for what the user edited."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(NamedTuple):
     """An edit that clears a finding and adds none; proved by running the checks on the edited experiment."""
 
     code: str
@@ -58,8 +55,7 @@ class Repair:
     """What the user still has to supply, such as the RDMA device; never invented."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
+class MemoryRow(NamedTuple):
     """One item of a memory account."""
 
     phase: Phase
@@ -71,8 +67,7 @@ class MemoryRow:
     """The formula with its numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryTotal:
+class MemoryTotal(NamedTuple):
     """The sum of a phase's rows against what there is."""
 
     phase: Phase
@@ -81,8 +76,7 @@ class MemoryTotal:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Lever:
+class Lever(NamedTuple):
     """The edit that lowers the tightest phase most."""
 
     edit: Mapping[str, Any]
@@ -91,8 +85,7 @@ class Lever:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryPlan(NamedTuple):
     """Itemised bytes of the worst GPU of each phase and of a node's host."""
 
     rows: tuple[MemoryRow, ...]
@@ -122,8 +115,7 @@ class MemoryPlan:
         return next(total for total in self.totals if total.phase == phase)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A predicted figure. Always an estimate: it names what it assumes."""
 
     name: str
@@ -134,8 +126,7 @@ class Estimate:
     is_estimate: Literal[True] = True
 
 
-@dataclass(frozen=True, slots=True)
-class Staleness:
+class Staleness(NamedTuple):
     """Predicted age of a sample when it is trained (X04)."""
 
     bound: int | None
@@ -147,8 +138,7 @@ class Staleness:
     """Share of responses expected to hold tokens of more than one version."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchStep:
+class LaunchStep(NamedTuple):
     """One thing to do on one place, in order. Shown, never run by hotloop."""
 
     where: str
@@ -158,13 +148,12 @@ class LaunchStep:
     """Shell text, or empty when the step is a thing to check."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """An edit and all that followed from it, as one undoable step."""
 
     experiment: Any
     edited: tuple[Change, ...]
-    followed: tuple[Change, ...] = field(default=())
+    followed: tuple[Change, ...] = ()
 
 
 def to_plain(value: Any) -> Any:

@@ -12,8 +12,7 @@ multiples of the recipe's engine. What a repair cannot know is listed as remaini
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.errors import InputError
 from hotloop.experiment.apply import apply, apply_edit
@@ -200,8 +199,7 @@ def _list_remaining(codes: frozenset[str]) -> tuple[str, ...]:
     return tuple(choice for choice, code in _FACTS_TO_SUPPLY.items() if code in codes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """An experiment after an edit, and the errors that it has."""
 
     changes: tuple[Change, ...]

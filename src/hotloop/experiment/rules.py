@@ -9,8 +9,7 @@ changes a choice. Does not do: hold any rule (checks_*.py, notes.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.errors import render_message
 from hotloop.experiment.catalog.records import Catalog, Gpu, Model, Recipe
@@ -21,8 +20,7 @@ from hotloop.experiment.resume import ResumePlan
 from hotloop.experiment.throughput import Timings
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeFacts:
+class ResumeFacts(NamedTuple):
     """What the caller found in the folder of `resume_from`. Reading it is not the planner's work."""
 
     latest_iteration: int | None
@@ -31,8 +29,7 @@ class ResumeFacts:
     """The experiment that saved it, when it is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Everything that a rule may look at."""
 
     experiment: Experiment
@@ -52,8 +49,7 @@ class Facts:
     host_ram_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(NamedTuple):
     """One thing that a rule has to say, in the parts of every message."""
 
     where: str
@@ -66,8 +62,7 @@ class Say:
 RuleFunction = Callable[[Facts], Iterable[Say]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One registered rule."""
 
     code: str

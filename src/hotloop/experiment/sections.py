@@ -15,9 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """Base of every record of the experiment file: frozen, unknown keys refused."""
+    """Base of every record of the experiment file: frozen, unknown keys refused.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    A section's own validator is built when a section is first made by itself, which few commands do; the one of
+    `Experiment` holds them all and is built at once (choices.py).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Sampling(Section):

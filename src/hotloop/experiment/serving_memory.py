@@ -10,7 +10,7 @@ Source: algorithms.md 11.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.experiment.backends import MEGATRON, Backend
 from hotloop.experiment.catalog.records import Arch, Gpu, Model, Recipe
@@ -35,8 +35,7 @@ WEIGHT_BITS = {"bf16": 16.0, "fp8": _FP8_BITS, "fp8train": _FP8_BITS, "int4": 4 
 """Bits of a served weight with its share of the scale."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServingMemory:
+class ServingMemory(NamedTuple):
     """Memory of one engine GPU and what the engine can hold with it."""
 
     items: tuple[tuple[str, int, str], ...]

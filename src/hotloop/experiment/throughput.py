@@ -11,7 +11,7 @@ efficiencies and link speeds below are our decision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.experiment.catalog.records import Arch, Gpu, Model, Recipe
 from hotloop.experiment.choices import Experiment
@@ -45,8 +45,7 @@ EAGLE_RUNNING_LIMIT = 48
 """SGLang's limit of running requests under speculation unless one is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(NamedTuple):
     """Predicted times of one round, in seconds, and the rates behind them."""
 
     batch_per_engine: int

@@ -1,7 +1,8 @@
 """Read the catalogue's TOML files into records.
 
-Owns: `load_catalog`, `find_model`, `find_gpu`. The packaged files are read once in a process; a further file adds
-tables or replaces tables of the same name, which is how a user adds a model (`hotloop catalog add`).
+Owns: `load_catalog`, `find_model`, `find_gpu`. The packaged files are read once in a process, and an entry is parsed
+when it is first asked for (packaged.py); a further file adds tables or replaces tables of the same name, which is how a
+user adds a model (`hotloop catalog add`).
 
 Promises: a key that no record has, or a missing one, is an InputError that names file, table and key. Every table
 carries a `source`. Does not do: invent sizes (propose.py does that for models without a recipe).
@@ -14,17 +15,18 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hotloop.errors import InputError, Problem
+from hotloop.experiment.catalog.packaged import LazyEntries, split_entries
 from hotloop.experiment.catalog.propose import propose_convert, propose_recipe
 from hotloop.experiment.catalog.records import Arch, Catalog, Convert, Deployment, Gpu, Model, Recipe
 
 _R = TypeVar("_R", Arch, Recipe, Convert, Deployment, Model, Gpu)
 
+_FOLDER = Path(__file__).parent
 _PACKAGED = ("models.toml", "gpus.toml", "images.toml")
 _SHOWN_ONLY = frozenset(
     {
@@ -151,8 +153,14 @@ def parse_catalog(files: Mapping[str, str], base: Catalog | None = None) -> Cata
 
 @lru_cache(maxsize=1)
 def _load_packaged() -> Catalog:
-    folder = resources.files(__package__)
-    return parse_catalog({name: folder.joinpath(name).read_text(encoding="utf-8") for name in _PACKAGED})
+    texts = {name: (_FOLDER / name).read_text(encoding="utf-8") for name in _PACKAGED}
+    texts["models.toml"], models = split_entries(texts["models.toml"], "models")
+    texts["gpus.toml"], gpus = split_entries(texts["gpus.toml"], "gpus")
+    return dataclasses.replace(
+        parse_catalog(texts),
+        models=LazyEntries(models, lambda text: parse_catalog({"models.toml": text}).models),
+        gpus=LazyEntries(gpus, lambda text: parse_catalog({"gpus.toml": text}).gpus),
+    )
 
 
 def load_catalog(more: Sequence[Path] = ()) -> Catalog:

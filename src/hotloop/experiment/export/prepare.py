@@ -12,7 +12,7 @@ Source: slime 624b824a, tools/ and docs/en/examples.
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.experiment.catalog.records import Catalog, Convert, Model
 from hotloop.experiment.choices import Experiment
@@ -30,8 +30,7 @@ _INT4_GROUP_KIMI = 32
 """Group sizes of slime's INT4 scripts (624b824a)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolders:
+class ModelFolders(NamedTuple):
     """The three directories that a model may need."""
 
     source: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.experiment.catalog.records import Model
 from hotloop.experiment.choices import Experiment
@@ -43,8 +43,7 @@ SAVE_INTERVAL = 20
 HICACHE_RATIO = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ArgGroup:
+class ArgGroup(NamedTuple):
     """One bash array of the script: a name and rows of a flag with its values."""
 
     name: str
