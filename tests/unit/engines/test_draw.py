@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from hotloop.engines.torch.draw import Shape, compute_distribution, compute_keys, compute_uniforms, draw, mix64
+from hotloop.engines.torch.draw import (
+    Shape,
+    compute_distribution,
+    compute_keys,
+    compute_uniforms,
+    draw,
+    draw_raw_one,
+    draw_raw_row,
+    mix64,
+)
 from hotloop.engines.torch.heads import find_best
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -150,3 +159,12 @@ def test_best_tokens_are_sorted_ties_by_id_and_removed_ones_left_out() -> None:
     logprobs = torch.tensor([-2.0, -1.0, -1.0, -math.inf, -1.0])
     assert find_best(logprobs, 2) == ([1, 2], [-1.0, -1.0])
     assert find_best(logprobs, 9)[0] == [1, 2, 4, 0]
+
+
+def test_one_number_draws_from_a_raw_row_what_many_do() -> None:
+    rng = np.random.default_rng(4)
+    logits = torch.from_numpy(rng.normal(0, 3, size=40).astype(np.float32))
+    uniforms = rng.random(200)
+    many = draw_raw_row(logits, uniforms)
+    for at, uniform in enumerate(uniforms.tolist()):
+        assert draw_raw_one(logits.numpy(), uniform) == (many.tokens[at], many.logprobs[at])

@@ -37,6 +37,7 @@ from hotloop.engines.torch.draw import (
     compute_distribution,
     compute_keys,
     draw,
+    draw_raw_one,
     draw_raw_row,
     to_word,
 )
@@ -138,6 +139,8 @@ class Core:
         self._owner: dict[int, tuple[Live, int]] = {}
         """Slot -> request and index."""
         self._shapes: dict[Shape, int] = {}
+        self._known_shapes: list[Shape] = []
+        """The same, by number."""
         self._stop_sets: dict[tuple[int, ...], int] = {}
         self._stop_table = np.zeros((0, vocab_size), dtype=np.bool_)
         self._num_watched = 0
@@ -345,7 +348,11 @@ class Core:
         self._token = np.concatenate((self._token, zeros))
 
     def _per_request(self, batch: Sequence[Live], rows: Sequence[int], trunks: Sequence[int]) -> list[list[int]]:
-        shapes = [self._shapes.setdefault(live.shape, len(self._shapes)) for live in batch]
+        for live in batch:
+            if live.shape not in self._shapes:
+                self._shapes[live.shape] = len(self._known_shapes)
+                self._known_shapes.append(live.shape)
+        shapes = [self._shapes[live.shape] for live in batch]
         stops = [self._intern_stops(live.request.params.stop_token_ids) for live in batch]
         return [list(rows), [live.limit for live in batch], shapes, stops, list(trunks)]
 
@@ -370,14 +377,16 @@ class Core:
             which: the completions, as a slice of the arrays.
         """
         shapes, counts = self._shape[which], self._count[which]
+        is_one_row = logits.shape[0] == 1 and not self._num_watched and logits.device.type == "cpu"
+        if is_one_row and len(shapes) == 1 and self._known_shapes[shapes.item(0)].is_raw:
+            self._draw_alone(logits, which)
+            return
         uniforms = self._record.uniforms(self._slot[which], counts)
         if shapes[0] == shapes[-1] and (shapes == shapes[0]).all():
             groups: list[tuple[int, Ints | slice]] = [(int(shapes[0]), slice(None))]
         else:
             groups = [(int(shape), np.flatnonzero(shapes == shape)) for shape in np.unique(shapes)]
-        known = list(self._shapes)
-        is_one_raw_row = logits.shape[0] == 1 and len(groups) == 1 and known[groups[0][0]].is_raw
-        if is_one_raw_row and not self._num_watched and logits.device.type == "cpu":
+        if is_one_row and len(groups) == 1 and self._known_shapes[groups[0][0]].is_raw:
             self._store(draw_raw_row(logits[0], uniforms), None, rows, which, slice(None))
             groups = []
         for shape_id, members in groups:
@@ -387,11 +396,20 @@ class Core:
                 used, part_rows = np.unique(part_rows, return_inverse=True)
                 part_logits = logits[torch.from_numpy(used).to(logits.device)]
             with torch.inference_mode():
-                distribution = compute_distribution(part_logits, known[shape_id])
+                distribution = compute_distribution(part_logits, self._known_shapes[shape_id])
                 drawn = draw(distribution, part_rows, uniforms[members])
             self._store(drawn, distribution, part_rows, which, members)
         self._count[which] += 1
         self.counters.drawn_tokens += len(shapes)
+
+    def _draw_alone(self, logits: Tensor, which: slice) -> None:
+        """Draw for the one completion of a slice from raw logits [1, V]: arrays of one cost more than what they do."""
+        slot, count = self._slot[which].item(), self._count[which].item()
+        token, logprob = draw_raw_one(logits.numpy()[0], self._record.uniform(slot, count))
+        self._record.write_one(slot, count, token, logprob)
+        self._token[which] = token
+        self._count[which] = count + 1
+        self.counters.drawn_tokens += 1
 
     def _store(
         self, drawn: Drawn, distribution: Distribution | None, rows: Ints, which: slice, members: Ints | slice
@@ -417,6 +435,11 @@ class Core:
         Args:
             which: the completions that have just drawn a token.
         """
+        if len(self._slot) == self._num_rows == 1 and not self._num_watched:
+            token = self._token.item()
+            if self._count.item() < self._limit.item() and not self._stop_table[self._stops.item(), token]:
+                self._row_token[0] = token
+                return
         done = (self._count >= self._limit) | self._stop_table[self._stops, self._token]
         if self._num_watched:
             done[which] |= self._match_strings(which)

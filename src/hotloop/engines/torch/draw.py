@@ -220,6 +220,15 @@ def draw_raw_row(logits: Tensor, uniforms: Floats) -> Drawn:
     return Drawn(tokens, logprobs, logprobs)
 
 
+def draw_raw_one(row: npt.NDArray[np.float32], uniform: float) -> tuple[int, float]:
+    """Draw one token from raw logits [V] and give its logprob: `draw_raw_row` for one number, bit for bit."""
+    top = row.max()
+    cumulative = np.exp(row - top).cumsum(dtype=np.float64)
+    total = cumulative[-1]
+    token = int(cumulative.searchsorted(uniform * total, side="right"))
+    return token, float(np.float32(row[token] - (top + np.log(total))))
+
+
 def _number_within_rows(rows: Ints, n: int) -> tuple[Ints, int]:
     """Number the completions of each row 0, 1, ...; return the numbers and the largest count."""
     order = np.argsort(rows, kind="stable")

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hotloop.engines.torch.runner import PREFILL_PIECE_TOKENS, Ints, KVCache, Prefill, PrefillResult
+from hotloop.engines.torch.kv_cache import KVCache
+from hotloop.engines.torch.runner import PREFILL_PIECE_TOKENS, Ints, Prefill, PrefillResult
 from hotloop.engines.torch.trunk import TrunkLayout
 from hotloop.models.config import DecoderConfig
 from hotloop.models.decoder import DecoderParams, compute_logits, forward

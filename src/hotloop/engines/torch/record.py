@@ -111,6 +111,18 @@ class RecordBuffer:
         numbers: npt.NDArray[np.float64] = self._uniforms.ravel()[slots * self._width + positions]
         return numbers
 
+    def uniform(self, slot: int, position: int) -> float:
+        """Give the random number of one completion."""
+        if position >= self._width:
+            self._grow(position + 1)
+        return float(self._uniforms[slot, position])
+
+    def write_one(self, slot: int, position: int, token: int, logprob: float) -> None:
+        """Store one token that was drawn from the raw distribution."""
+        self.tokens[slot, position] = token
+        self.logprobs[slot, position] = logprob
+        self.sampling_logprobs[slot, position] = logprob
+
     def write(
         self,
         slots: Ints,

@@ -28,12 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotloop.engines.torch.kv_cache import KVCache
+from hotloop.engines.torch.small import SmallDecoder
 from hotloop.engines.torch.trunk import TrunkLayout
-from hotloop.engines.torch.workspace import Workspace
+from hotloop.engines.torch.workspace import LayerStep, Workspace
 from hotloop.models.config import DecoderConfig
 from hotloop.models.decoder import LayerParams, compute_logits, compute_moe, compute_rope
-from hotloop.models.weights import Arena, check_fits
-from hotloop.units import format_count
+from hotloop.models.weights import Arena
 
 Ints = npt.NDArray[np.int64]
 
@@ -99,74 +100,6 @@ class Runner(Protocol):
         ...
 
 
-class KVCache:
-    """Keys and values in slots: [L, slots, S, 2 K, d], keys first."""
-
-    def __init__(
-        self, config: DecoderConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: str
-    ) -> None:
-        self.num_kv = config.num_kv_heads
-        shape = (config.num_layers, num_slots, max_context, 2 * config.num_kv_heads, config.head_dim)
-        num_bytes = math.prod(shape) * dtype.itemsize
-        check_fits(
-            num_bytes, where=f"KV cache of {num_slots} slots x {format_count(max_context)} tokens", device=device
-        )
-        if device == "cpu":
-            # calloc hands out pages on first touch, so slots that are never used cost no memory.
-            self.all = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
-        else:
-            self.all = torch.zeros(shape, dtype=dtype, device=device)
-        self.flat = [
-            layer.view(num_slots * max_context, 2 * config.num_kv_heads, config.head_dim) for layer in self.all
-        ]
-        """Per layer [slots x S, 2 K, d]: token `slot * S + position`."""
-        self._strides = self.all.stride()
-
-    def window(self, layer: int, first: int, stop: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Give keys and values of rows first .. stop-1, columns 0 .. columns-1, as [rows, K, columns, d]."""
-        part = self.all[layer, first:stop, :columns].transpose(1, 2)
-        return part[:, : self.num_kv], part[:, self.num_kv :]
-
-    def windows(self, n: int, begin: int, end: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Give keys and values of rows 0 .. n-1, columns begin .. end-1, of every layer, as [n, K, columns, d]."""
-        # Four operators for all layers; slicing and transposing would be four for each.
-        size = (self.all.shape[0], n, self.num_kv, end - begin, self.all.shape[4])
-        layer, row, column, head, _ = self._strides
-        strides = (layer, row, head, column, 1)
-        start = begin * column
-        keys = self.all.as_strided(size, strides, start)
-        values = self.all.as_strided(size, strides, start + self.num_kv * head)
-        return keys.unbind(0), values.unbind(0)
-
-    def copy_rows(self, source: Ints, target: Ints, length: int) -> None:
-        """Copy the first `length` columns of some rows onto others; no target is a source."""
-        src = torch.from_numpy(source).to(self.all.device)
-        dst = torch.from_numpy(target).to(self.all.device)
-        self.all[:, dst, :length] = self.all[:, src, :length]
-
-
-@dataclass(slots=True)
-class _Step:
-    """What one layer of a decode step reads: weights as the matmul wants them, scaled norm weights, its cache."""
-
-    index: int
-    layer: LayerParams
-    input_norm: Tensor
-    post_norm: Tensor
-    qk_norm: Tensor | None
-    """[Q + K, d]"""
-    qkv_t: Tensor
-    """[D, (Q + 2 K) d]; holds the input norm when the runner folds."""
-    qkv_bias: Tensor | None
-    o_t: Tensor
-    o_bias: Tensor | None
-    gate_up_t: Tensor | None
-    """[D, 2 I]; holds the post norm when the runner folds."""
-    down_t: Tensor | None
-    kv_flat: Tensor
-    """[slots x S, 2 K, d]"""
-
-
 class NativeRunner:
     """The fast path for policies that models/decoder.py covers."""
 
@@ -192,7 +125,7 @@ class NativeRunner:
         self._norm_unit = 1.0 / math.sqrt(config.hidden_size)
         self._head_unit = 1.0 / math.sqrt(config.head_dim)
         self._workspace = Workspace(config, num_slots, self._dtype, self._device, float(self._norm_floor))
-        self._steps: list[_Step] = []
+        self._steps: list[LayerStep] = []
         self._final_norm = self._head_t = torch.empty(0)
         # A small policy is bound by the number of operators: copies of its matrices that hold the norm weights save two
         # per layer. A large one is bound by memory, and keeps one copy.
@@ -200,6 +133,8 @@ class NativeRunner:
         self._qk_norms: tuple[Tensor, Tensor] | None = None
         """[L, 1, Q + K, d] weights of the cosine and of the sine, when folded into the rotation."""
         self._route_dtype = np.uint8 if config.num_experts <= 256 else np.uint16
+        is_small = self._folds and self._device.type == "cpu"
+        self._small = SmallDecoder(config, self.kv, self._rope, num_slots) if is_small else None
         self.refresh()
 
     @torch.inference_mode()
@@ -218,7 +153,7 @@ class NativeRunner:
                 qk_norm = torch.cat(rows) * head
             input_norm, post_norm = layer.input_norm * wide, layer.post_norm * wide
             self._steps.append(
-                _Step(
+                LayerStep(
                     index=index,
                     layer=layer,
                     input_norm=input_norm,
@@ -237,6 +172,8 @@ class NativeRunner:
         if self._folds and weights:
             stacked = torch.stack(weights)[:, None]
             self._qk_norms = (stacked, stacked.roll(config.head_dim // 2, -1))
+        if self._small is not None:
+            self._small.load(self._steps, params.embed, self._head_t)
 
     def _fold(self, matrix: Tensor, norm: Tensor) -> Tensor:
         """Transpose a matrix, with the norm of its input folded in when this runner folds."""
@@ -311,6 +248,9 @@ class NativeRunner:
         self, tokens: Ints, lengths: Ints, trunks: TrunkLayout | None = None
     ) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
         """Feed one token per row at position `lengths`; return logits [n, V] fp32 and routes [n, L, E]."""
+        if self._small is not None:
+            small_logits, small_routes = self._small.decode(tokens, lengths, trunks)
+            return small_logits, self._pack_routes(small_routes)
         n = len(tokens)
         columns = int(lengths.max()) + 1
         positions = torch.from_numpy(lengths).to(self._device)
@@ -424,16 +364,19 @@ class NativeRunner:
         found: dict[int, Tensor] = {}
         hidden: dict[int, list[Tensor]] = {}
         used: dict[int, list[npt.NDArray[np.generic]]] = {index: [] for index in range(len(prefills))}
+        packs_last = not self.config.num_experts  # routes are recorded of every token in every layer
         for at in range(0, longest, PREFILL_PIECE_TOKENS):
             live = [index for index, one in enumerate(prefills) if len(one.ids) > at]
             pieces = [prefills[index].ids[at : at + PREFILL_PIECE_TOKENS] for index in live]
             starts = [prefills[index].start + at for index in live]
-            x_ND, packed = self._run_pieces([prefills[index].row for index in live], starts, pieces)
+            rows = [prefills[index].row for index in live]
+            wants_last = packs_last and not any(prefills[index].wants_all_logits for index in live)
+            x_ND, packed = self._run_pieces(rows, starts, pieces, wants_last)
             offset = 0
-            for index, piece in zip(live, pieces, strict=True):
+            for order, (index, piece) in enumerate(zip(live, pieces, strict=True)):
                 offset += len(piece)
                 if at + len(piece) == len(prefills[index].ids):
-                    found[index] = x_ND[offset - 1]
+                    found[index] = x_ND[order if wants_last else offset - 1]
                 if prefills[index].wants_all_logits:
                     hidden.setdefault(index, []).append(x_ND[offset - len(piece) : offset])
                 if packed is not None:
@@ -445,9 +388,14 @@ class NativeRunner:
             routes.extend(np.concatenate(used[index]) for index in range(len(prefills)))
 
     def _run_pieces(
-        self, rows: list[int], starts: list[int], pieces: list[list[int]]
+        self, rows: list[int], starts: list[int], pieces: list[list[int]], wants_last: bool
     ) -> tuple[Tensor, npt.NDArray[np.generic] | None]:
-        """Run packed tokens of several rows through all layers; return hidden states [N, D] and routes [N, L, E]."""
+        """Run packed tokens of several rows through all layers; return hidden states [N, D] and routes [N, L, E].
+
+        Args:
+            wants_last: only the last token of each piece is wanted, [rows, D]: the last layer then computes keys and
+                values of every token and the rest of that one.
+        """
         config, params, device = self.config, self.arena.params, self._device
         lengths = [len(piece) for piece in pieces]
         longest, count = max(lengths), len(rows)
@@ -474,6 +422,18 @@ class NativeRunner:
         for index, layer in enumerate(params.layers):
             heads = self._project(index, layer, x, rope)
             self.kv.flat[index].index_copy_(0, where, heads[:, num_heads:])
+            if wants_last and index == config.num_layers - 1:
+                ends = torch.from_numpy(np.cumsum(lengths) - 1).to(device)
+                x = x.index_select(0, ends)
+                heads = heads.index_select(0, ends)
+                starts, lengths = [start + length - 1 for start, length in zip(starts, lengths, strict=True)], [1] * count
+                longest, spots = 1, None
+                padded = np.array(starts)[:, None]
+                is_plain = False
+                mask = None
+                if min(starts) + 1 != columns:
+                    mask = (self._columns[:columns] <= torch.from_numpy(padded).to(device)[..., None])[:, None]
+                    mask = mask.expand(-1, -1, fold, -1)
             if spots is None:
                 q = heads[:, :num_heads].view(count, longest, num_heads, d)
             else:

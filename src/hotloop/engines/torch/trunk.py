@@ -108,13 +108,22 @@ class TrunkLayout:
         self._stacked: Stacked = stacked or _stack(parts, int(lengths.max()), lengths)
         self._keys, self._values, self._mask = self._stacked
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        scale: float | None = None,
+    ) -> Tensor:
         """Attend over the trunk and over a row's own columns.
 
         Args:
             queries: [n, K, F, d].
             keys: [n, K, own columns, d], from column `begin` on.
             mask: [n, 1, 1, own columns] additive, or None.
+            scale: of the scores; None means 1 / sqrt(d).
 
         Returns:
             [n, K, F, d]
@@ -123,8 +132,8 @@ class TrunkLayout:
         groups, width = self._groups, self._width
         laid = queries.index_select(0, self._gather).view(groups, width, heads, fold, d)
         laid = laid.transpose(1, 2).reshape(groups, heads, width * fold, d)
-        shared, shared_lse = _flash(laid, self._keys[layer], self._values[layer], attn_mask=self._mask)
-        own, own_lse = _flash(queries, keys, values, attn_mask=mask)
+        shared, shared_lse = _flash(laid, self._keys[layer], self._values[layer], attn_mask=self._mask, scale=scale)
+        own, own_lse = _flash(queries, keys, values, attn_mask=mask, scale=scale)
         shared = shared.reshape(groups, heads, width, fold, d).transpose(1, 2).reshape(groups * width, heads, fold, d)
         shared_lse = shared_lse.reshape(groups, heads, width, fold).transpose(1, 2).reshape(groups * width, heads, fold)
         weight = torch.sigmoid(shared_lse.index_select(0, self._place) - own_lse.reshape(-1, heads, fold))[..., None]

@@ -1,10 +1,11 @@
-"""Buffers of a decode step, and every view of them that a step needs, made once per row count.
+"""What a decode step reads and writes: weights as the matmul wants them, buffers, and every view of them.
 
-Owns: one allocation per buffer for the largest row count, and cached views for each smaller one.
+Owns: the record of one layer's weights; one allocation per buffer for the largest row count, and cached views for each
+smaller one.
 
 Promises: making a view costs about as much as a small operator, so none is made inside a step; row counts share memory.
 
-Shapes: n rows, D hidden, Q query heads, K key heads, d head size, I width of a dense MLP.
+Shapes: n rows, D hidden, Q query heads, K key heads, d head size, I width of a dense MLP, S cache columns.
 """
 
 from __future__ import annotations
@@ -15,6 +16,29 @@ import torch
 from torch import Tensor
 
 from hotloop.models.config import DecoderConfig
+from hotloop.models.decoder import LayerParams
+
+
+@dataclass(slots=True)
+class LayerStep:
+    """What one layer of a decode step reads: weights as the matmul wants them, scaled norm weights, its cache."""
+
+    index: int
+    layer: LayerParams
+    input_norm: Tensor
+    post_norm: Tensor
+    qk_norm: Tensor | None
+    """[Q + K, d]"""
+    qkv_t: Tensor
+    """[D, (Q + 2 K) d]; holds the input norm when the runner folds."""
+    qkv_bias: Tensor | None
+    o_t: Tensor
+    o_bias: Tensor | None
+    gate_up_t: Tensor | None
+    """[D, 2 I]; holds the post norm when the runner folds."""
+    down_t: Tensor | None
+    kv_flat: Tensor
+    """[slots x S, 2 K, d]"""
 
 
 @dataclass(slots=True)
