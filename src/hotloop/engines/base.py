@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from hotloop.types import Completion, FinishReason, SamplingParams
 
@@ -156,6 +156,33 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class PreparesWeights(Protocol):
+    """An engine that does most of an install before the pause: what is left is to write memory.
+
+    prepare_weights(update) --prepared--> swap_weights(prepared)
+    while tokens are drawn                between two steps: write, new version
+    """
+
+    async def prepare_weights(self, update: WeightUpdate) -> Any:
+        """Check an update and make it ready; nothing that serves changes. A prepared update may be dropped.
+
+        Raises:
+            HotloopError: `install_failed`, the update does not fit.
+        """
+        ...
+
+    async def swap_weights(self, prepared: Any) -> float:
+        """Pause, write and go on as one.
+
+        Returns: seconds from the end of the step before the write to the start of the next.
+
+        Raises:
+            HotloopError: as `Engine.write_weights`; the engine then draws no more tokens until it is told to resume.
+        """
+        ...
 
 
 async def collect(engine: Engine, request: GenerateRequest) -> list[Completion]:

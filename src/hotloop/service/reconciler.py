@@ -1,7 +1,8 @@
 """One replica's way from what it serves to what is wanted.
 
     target -> pending -> downloading -> verifying -> staged -> loading -> done
-                 |           (in a thread, while serving)        |   pause, write, flip, resume
+                 |           (in a thread, while serving)  |     |   pause, write, flip, resume
+                 |                              swap made ready  |
                  +---------------- error <-----------------------+
 
 Task `run`: consumes the newest target, produces statuses, waits for a target or for leave to swap; unblocked by
@@ -22,15 +23,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
-from hotloop.engines.base import Engine, EngineSettings, TensorRange, WeightUpdate
+from hotloop.engines.base import EngineSettings, WeightUpdate
 from hotloop.errors import HotloopError, ServiceError, SnapshotError
 from hotloop.service.admission import Gate, Phase
 from hotloop.service.hot_load_api import LoadingState, LoadRequest, ReplicaStatus
 from hotloop.service.policy_dir import fetch_small_files, write_policy_dir
 from hotloop.service.serving import Served, open_served
+from hotloop.service.swap import prepare
 from hotloop.snapshots.anchor import compute_adler32
 from hotloop.snapshots.cache import Cache
 from hotloop.snapshots.foreign import Hints
@@ -301,9 +302,8 @@ class Reconciler:
     async def _swap(self, target: Target, staged: StagedSnapshot, version: int) -> None:
         """Install into a serving engine."""
         wiring, served, request = self._wiring, self.served, target.request
-        engine = served.engine
-        assert engine is not None
-        update = WeightUpdate(version, staged.identity, ranges=await asyncio.to_thread(_ranges_of, staged))
+        assert served.engine is not None
+        swap = await prepare(served.engine, staged, version)
         await asyncio.to_thread(wiring.mirror.begin, staged)
         try:
             await self._drain(request)
@@ -313,7 +313,7 @@ class Reconciler:
         self._report(target, "loading")
         await self._gate.set_phase(Phase.SWAPPING)
         try:
-            held_s = await self._write(engine, update)
+            held_s = await swap.run()
         except ServiceError as error:
             if error.code == "engine_error":  # refused: the old weights are whole and serve again
                 await self._gate.set_phase(Phase.OPEN)
@@ -343,35 +343,6 @@ class Reconciler:
             for engine_id in self._engine_ids(request_id):
                 await engine.abort(engine_id)
         await self._gate.wait_until_gone(late)
-
-    async def _write(self, engine: Engine, update: WeightUpdate) -> float:
-        """Pause, write and go on; an update without bytes needs no pause.
-
-        Returns: seconds that generation was held, from the end of the running step on.
-
-        Raises:
-            ServiceError: `engine_error` when the engine refused and still runs on its old weights.
-            HotloopError: anything else leaves weights that cannot be trusted.
-        """
-        if not update.ranges:
-            await engine.write_weights(update)
-            return 0.0
-        await engine.pause()
-        began = time.perf_counter()
-        try:
-            await engine.write_weights(update)
-        except ServiceError as error:
-            if error.code == "engine_error":
-                try:
-                    await engine.resume()
-                except HotloopError as silent:
-                    raise ServiceError("install_failed", f"{error}; it does not go on either: {silent}") from error
-            raise
-        try:
-            await engine.resume()
-        except ServiceError as error:
-            raise ServiceError("install_failed", f"the engine does not go on after the write: {error}") from error
-        return time.perf_counter() - began
 
     async def _lose_engine(self) -> None:
         """The engine's weights cannot be trusted: nothing is served until all of them were loaded again."""
@@ -452,18 +423,3 @@ def _check_kept(mirror: Mirror) -> None:
             raise SnapshotError(
                 "checksum_mismatch", "the host copy was damaged on disk", where=f"tensor {name}", retryable=True
             )
-
-
-def _ranges_of(staged: StagedSnapshot) -> list[TensorRange]:
-    """Turn staged content into byte ranges for an engine; whole tensors are one range."""
-    if staged.base is None:
-        zero = np.zeros(1, np.int64)
-        return [
-            TensorRange(name, zero, np.array([tensor.nbytes], np.int64), tensor.data)
-            for name, tensor in staged.tensors.items()
-            if tensor.nbytes
-        ]
-    return [
-        TensorRange(change.name, change.ranges[:, 0], change.ranges[:, 1] - change.ranges[:, 0], change.data)
-        for change in staged.changes
-    ]
