@@ -15,6 +15,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from hotloop.engines.base import Chunk, EngineInfo, EngineSettings, GenerateRequ
 from hotloop.engines.torch.core import Core, Counters, Event, Live
 from hotloop.engines.torch.draw import shape_of
 from hotloop.engines.torch.driver import Driver, InlineDriver, ThreadDriver
-from hotloop.engines.torch.install import install
+from hotloop.engines.torch.install import InstallPlan, plan_install
+from hotloop.engines.torch.limits import find_bad_params
 from hotloop.engines.torch.record import Wanted
 from hotloop.engines.torch.runner import NativeRunner, Runner
 from hotloop.errors import HotloopError, InputError, RunError
@@ -50,6 +52,16 @@ class _Sink:
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInstall:
+    """An update of which only the writes are left."""
+
+    update: WeightUpdate
+    plan: InstallPlan
+    serial: int
+    """How many installs there had been; with another one since, the plan is made again."""
 
 
 class TorchEngine:
@@ -95,6 +107,7 @@ class TorchEngine:
         )
         self._sinks: dict[int, _Sink] = {}
         """Keyed by the identity of the `Live` record, which the core holds until the last event."""
+        self._num_installs = 0
         self._is_paused = False
         self._is_closed = False
         make = ThreadDriver if settings.driver == "thread" else InlineDriver
@@ -196,6 +209,37 @@ class TorchEngine:
 
         await self._driver.call(write)
 
+    async def prepare_weights(self, update: WeightUpdate) -> PreparedInstall:
+        """Do all of an install but its writes in a thread, while tokens are drawn; see `base.PreparesWeights`.
+
+        Raises:
+            HotloopError: code `install_failed`.
+        """
+        serial = self._num_installs
+        plan = await asyncio.to_thread(plan_install, self.arena, update, self._checkpoint_dtypes)
+        return PreparedInstall(update, plan, serial)
+
+    async def swap_weights(self, prepared: PreparedInstall) -> float:
+        """Write between two steps; see `base.PreparesWeights`.
+
+        Returns: seconds from the end of the step before the write to the start of the next.
+
+        Raises:
+            HotloopError: code `install_failed`; nothing changed. Anything else leaves weights that cannot be trusted.
+        """
+
+        def swap() -> None:
+            plan = prepared.plan
+            try:
+                if prepared.serial != self._num_installs:  # a plan is of the arena as it was
+                    plan = plan_install(self.arena, prepared.update, self._checkpoint_dtypes)
+                self._write(plan)
+            except BaseException:
+                self._is_paused = True
+                raise
+
+        return await self._driver.exchange(swap)
+
     async def close(self) -> None:
         """Stop stepping; requests in flight end with `engine_closed`."""
         self._is_closed = True
@@ -210,9 +254,14 @@ class TorchEngine:
         Raises:
             HotloopError: code `install_failed`; nothing changed.
         """
-        install(self.arena, update, self._checkpoint_dtypes)
-        self._runner.refresh()
-        self._core.switch_version(update.policy_version, update.snapshot_identity)
+        self._write(plan_install(self.arena, update, self._checkpoint_dtypes, casts=False))
+
+    def _write(self, plan: InstallPlan) -> None:
+        if plan.num_elements:
+            self._num_installs += 1
+            plan.write(self.arena)
+            self._runner.refresh()
+        self._core.switch_version(plan.policy_version, plan.snapshot_identity)
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]:
         """Run requests to their end on this thread; completions in index order, per request.
@@ -270,7 +319,7 @@ class TorchEngine:
             )
         if request.seeds and len(request.seeds) != request.n:
             raise InputError("sampling_params", f"{len(request.seeds)} seeds for {request.n} completions", where=where)
-        problem = _find_bad_params(request, self._info.vocab_size)
+        problem = find_bad_params(request, self._info.vocab_size)
         if problem:
             raise InputError("sampling_params", problem, where=where)
         if request.return_routed_experts and not self.config.is_native:
@@ -307,26 +356,6 @@ class TorchEngine:
         for sink in list(self._sinks.values()):
             sink.error = error
             sink.wake()
-
-
-def _find_bad_params(request: GenerateRequest, vocab_size: int) -> str:
-    params = request.params
-    if params.max_new_tokens < 0:
-        return f"max_new_tokens = {params.max_new_tokens} is negative"
-    if params.temperature < 0 or not np.isfinite(params.temperature):
-        return f"temperature = {params.temperature} must be 0 or more"
-    if not 0 < params.top_p <= 1:
-        return f"top_p = {params.top_p} must be above 0 and at most 1"
-    if not 0 <= params.min_p <= 1:
-        return f"min_p = {params.min_p} must be in 0..1"
-    if params.top_k == 0 or params.top_k < -1:
-        return f"top_k = {params.top_k} must be -1 (all) or at least 1"
-    outside = [token for token in params.logit_bias if not 0 <= int(token) < vocab_size]
-    if outside:
-        return f"logit_bias names token {outside[0]}, outside the vocabulary of {vocab_size}"
-    if request.top_logprobs < 0:
-        return f"top_logprobs = {request.top_logprobs} is negative"
-    return ""
 
 
 def build_engine(settings: EngineSettings) -> TorchEngine:
