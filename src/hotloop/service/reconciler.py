@@ -1,7 +1,7 @@
 """One replica's way from what it serves to what is wanted.
 
     target -> pending -> downloading -> verifying -> staged -> loading -> done
-                 |           (in a thread, while serving)  |     |   pause, write, flip, resume
+                 |     (background.py, while serving)      |     |   pause, write, flip, resume
                  |                              swap made ready  |
                  +---------------- error <-----------------------+
 
@@ -20,6 +20,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import orjson
 from hotloop.engines.base import EngineSettings, WeightUpdate
 from hotloop.errors import HotloopError, ServiceError, SnapshotError
 from hotloop.service.admission import Gate, Phase
+from hotloop.service.background import Background, choose_workers, count_cores
 from hotloop.service.hot_load_api import LoadingState, LoadRequest, ReplicaStatus
 from hotloop.service.policy_dir import fetch_small_files, write_policy_dir
 from hotloop.service.serving import Served, open_served
@@ -97,6 +99,7 @@ class Reconciler:
         self._wanted: Target | None = None
         self._working: Target | None = None
         self._wake = asyncio.Event()
+        self._background = Background()
 
     # ---- what the gateway says ----------------------------------------------------------------------------------
 
@@ -195,11 +198,13 @@ class Reconciler:
         # Without an engine the small files of an earlier run are needed too; where they are lost, all is fetched again.
         can_reuse = self.served.engine is not None or (wiring.state_dir / "policy" / "config.json").exists()
         held = wiring.mirror if can_reuse and not wiring.mirror.is_empty else None
+        is_serving = self.served.engine is not None
+        workers = choose_workers(count_cores(), wiring.engine.threads) if is_serving else count_cores()
         while True:
             if target.is_canceled:
                 raise ServiceError("canceled", f"the load of {target.request.identity} was canceled")
             try:
-                return await asyncio.to_thread(
+                work = partial(
                     stage,
                     target.request.identity,
                     wiring.reader,
@@ -208,7 +213,9 @@ class Reconciler:
                     hints=self._hints(target),
                     hints_for=lambda name: self._old_hints(target, name),
                     on_progress=on_progress,
+                    workers=workers,
                 )
+                return await (self._background.run(work) if is_serving else asyncio.to_thread(work))
             except SnapshotError as error:
                 if error.code == "checksum_mismatch" and held is not None:
                     held = None  # the host copy may be what is damaged: build everything from the bucket, beside it
@@ -304,7 +311,7 @@ class Reconciler:
         wiring, served, request = self._wiring, self.served, target.request
         assert served.engine is not None
         swap = await prepare(served.engine, staged, version)
-        await asyncio.to_thread(wiring.mirror.begin, staged)
+        await self._background.run(wiring.mirror.begin, staged)
         try:
             await self._drain(request)
         except BaseException:
@@ -329,7 +336,7 @@ class Reconciler:
         self._finish(target, pause_ms=held_s * 1000)
         wiring.cache.protect(staged.files)
         try:
-            await asyncio.to_thread(wiring.mirror.promote, staged)
+            await self._background.run(wiring.mirror.promote, staged)
         except SnapshotError:
             # The new weights serve; without a host copy the next load starts from an anchor.
             await asyncio.to_thread(wiring.mirror.forget)
