@@ -1,12 +1,13 @@
 """Both directions with cwtrain's `write_delta` and `WeightMirror`, run by a second interpreter.
 
-cwtrain needs Python 3.12 or newer. Name an interpreter that has it in HOTLOOP_CWTRAIN_PYTHON; without one, the
-recorded step in tests/data/arc_v2 stands for it (tests/unit/snapshots/test_xor_zstd.py).
+cwtrain needs Python 3.12 or newer. The interpreter is the one that HOTLOOP_CWTRAIN_PYTHON names, else this one, else
+the first of `python3.14` down to `python3.12` on the PATH or among pyenv's versions that can import cwtrain. Without
+one, the recorded step in tests/data/arc_v2 stands for it (tests/unit/snapshots/test_xor_zstd.py).
 """
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import os
 import shutil
 import subprocess
@@ -23,12 +24,30 @@ BASE, FULL = FIXTURES / "step000001", FIXTURES / "step000002_full"
 FORMATS = DeltaFormats("zstd", "adler32", "xor")
 
 
+def list_candidates() -> list[str]:
+    """Interpreters that may have cwtrain, the best first."""
+    found = [sys.executable] if sys.version_info >= (3, 12) else []
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in (14, 13, 12):
+        on_path = shutil.which(f"python3.{minor}")
+        found += [on_path] if on_path else []
+        found += [str(path) for path in sorted(versions.glob(f"3.{minor}.*/bin/python"), reverse=True)]
+    return found
+
+
+@functools.cache
 def find_interpreter() -> str | None:
     named = os.environ.get("HOTLOOP_CWTRAIN_PYTHON")
-    return named or (sys.executable if importlib.util.find_spec("cwtrain") else None)
+    if named:  # taken at its word: when it lacks cwtrain, the tests fail
+        return named
+    for candidate in list_candidates():
+        outcome = subprocess.run([candidate, "-c", "import cwtrain.hotload"], capture_output=True, check=False)
+        if outcome.returncode == 0:
+            return candidate
+    return None
 
 
-needs_cwtrain = pytest.mark.skipif(find_interpreter() is None, reason="no interpreter with cwtrain is named")
+needs_cwtrain = pytest.mark.skipif(find_interpreter() is None, reason="no interpreter has cwtrain")
 
 
 def run(program: str, *arguments: Path) -> None:

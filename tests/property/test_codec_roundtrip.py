@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots import checksum
-from hotloop.snapshots.codecs import arc_v2, difference, xor_zstd
+from hotloop.snapshots.codecs import arc_v2, difference, sink, xor_zstd
 from hotloop.snapshots.codecs.base import ARC_V2_FORMATS, DeltaFormats, TensorBytes, TensorChange
 from hotloop.snapshots.codecs.spool import Spool
 from hotloop.snapshots.shard import DTYPE_BITS, ShardWriter, compute_nbytes, open_shard
@@ -157,12 +157,13 @@ def test_pieces_and_spools_of_any_size_give_the_same_change(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(difference, "PIECE_BYTES", piece)
         patch.setattr(difference, "_ZEROS", bytes(piece))
-        patch.setattr(difference, "Spool", lambda scratch: Spool(scratch, limit=limit))
+        for module in (difference, sink):
+            patch.setattr(module, "Spool", lambda scratch: Spool(scratch, limit=limit))
         encoded = difference.encode_xor(old.data, new.data, checksum_format="alder32", level=3)
-        collector = difference.ChangeCollector(size)
+        changes = sink.ChangeSink()
         hasher = checksum.make_hasher("alder32")
-        assert difference.decode_xor(old.data, encoded.payload, [hasher], collector) is None
-        ranges, data = collector.finish()
+        assert difference.decode_xor(old.data, encoded.payload, [hasher], changes) is None
+        ranges, data = changes.finish()
     assert hasher.hexdigest() == encoded.digest == str(checksum.adler32(new.data, 1))
     assert encoded.changed_bytes == int(np.count_nonzero(old != new))
     target = bytearray(old.tobytes())

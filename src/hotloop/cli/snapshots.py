@@ -101,6 +101,8 @@ def inspect(directory: Path, as_json: bool) -> None:
 
 
 def _describe_encode(report: EncodeReport) -> dict[str, Any]:
+    from hotloop.snapshots.codecs.kernel import name_kernel
+
     tensors = [tensor for file in report.files for tensor in file.tensors]
     return {
         "compression_format": report.formats.compression_format,
@@ -112,12 +114,15 @@ def _describe_encode(report: EncodeReport) -> dict[str, Any]:
         "stored_bytes": report.stored_bytes,
         "changed_bytes": report.changed_bytes,
         "changed_frac": report.changed_frac,
+        "kernel": name_kernel(),
         "seconds": report.seconds,
         "mb_per_s": _compute_rate(report.full_bytes, report.seconds),
     }
 
 
 def _describe_apply(report: ApplyReport) -> dict[str, Any]:
+    from hotloop.snapshots.codecs.kernel import name_kernel
+
     return {
         "compression_format": report.formats.compression_format,
         "checksum_format": report.formats.checksum_format,
@@ -125,7 +130,8 @@ def _describe_apply(report: ApplyReport) -> dict[str, Any]:
         "tensors": report.tensors,
         "changed_tensors": report.changed_tensors,
         "full_bytes": report.full_bytes,
-        "written_bytes": report.written_bytes,
+        "changed_bytes": report.changed_bytes,
+        "kernel": name_kernel(),
         "seconds": report.seconds,
         "mb_per_s": _compute_rate(report.full_bytes, report.seconds),
     }

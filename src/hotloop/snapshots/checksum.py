@@ -21,6 +21,8 @@ from typing import Protocol
 from hotloop.errors import SnapshotError
 
 EMPTY_ADLER32 = 1
+_ADLER_BASE = 65521
+"""The largest prime below 2**16 (RFC 1950, section 8.2)."""
 FORMATS = ("alder32", "adler32", "xxh3-128", "blake3")
 _TEXT_FORMS = {
     "alder32": re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII),
@@ -69,6 +71,15 @@ class AdlerHasher:
     def update(self, data: memoryview, /) -> None:
         """Take the next bytes."""
         self.value = adler32(data, self.value)
+
+    def shift(self, low: int, high: int) -> None:
+        """Correct for bytes that were not what `update` was given.
+
+        Args:
+            low: the sum of (right byte - given byte) over the wrong bytes.
+            high: the same sum, each term times the number of bytes that were given from that byte on, itself included.
+        """
+        self.value = ((self.value & 0xFFFF) + low) % _ADLER_BASE | ((self.value >> 16) + high) % _ADLER_BASE << 16
 
     def hexdigest(self) -> str:
         """Return decimal text for `alder32`, else 8 hex digits."""

@@ -12,15 +12,15 @@ Does not do: identities, chains and manifests (publisher, chain); it takes a dir
 from __future__ import annotations
 
 import json
-import mmap
-import shutil
+import os
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots.codecs import arc_v2, xor_zstd
@@ -28,10 +28,11 @@ from hotloop.snapshots.codecs.base import (
     ARC_V2_FORMATS,
     DeltaFormats,
     EncodedShard,
-    TensorChange,
+    RebuiltTensor,
     check_same_layout,
     list_tensors,
 )
+from hotloop.snapshots.codecs.entry import WriteTensor
 from hotloop.snapshots.directory import (
     INDEX_NAME,
     SHARD_SUFFIX,
@@ -44,6 +45,9 @@ from hotloop.snapshots.directory import (
 )
 from hotloop.snapshots.disk import report_full_disk
 from hotloop.snapshots.shard import Shard
+
+_HAS_PWRITE = hasattr(os, "pwrite")
+"""Windows has none, so its threads take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,7 @@ class ApplyReport:
     tensors: int
     changed_tensors: int
     full_bytes: int
-    written_bytes: int
-    """Bytes that were written over the copy of the base."""
+    changed_bytes: int
     seconds: float
 
 
@@ -204,26 +207,26 @@ def _encode_slime(
 # ---- apply
 
 
-def iter_changes(
+def iter_rebuilt(
     base: Mapping[str, Shard],
     delta: Mapping[str, Shard],
+    write: WriteTensor,
     formats: DeltaFormats,
     *,
     index: Mapping[str, Any] | None = None,
-    expected_adler32: Mapping[str, int] | None = None,
     workers: int | None = None,
     scratch: Path | None = None,
-) -> Iterator[TensorChange]:
-    """Check all files of a delta against a base and yield every verified change.
+) -> Iterator[RebuiltTensor]:
+    """Check all files of a delta against a base, write every tensor that the delta holds, and yield each, verified.
 
     Args:
         base: the base's shards by file name.
         delta: the delta's shards by file name.
+        write: takes name, position in the tensor and new bytes; called from several threads.
         formats: how the delta is stored.
         index: the delta's index; its `weight_map`, where there is one, must name exactly what the shards hold.
-        expected_adler32: per tensor from the manifest, checked too.
         workers: threads.
-        scratch: directory for changes too large for memory.
+        scratch: directory for positions too large for memory.
     Raises:
         SnapshotError: at the call, for every file, all that needs no decompression; while iterating the rest. See
             `arc_v2.decode_shard`.
@@ -231,35 +234,21 @@ def iter_changes(
     if index is not None and isinstance(index.get("weight_map"), dict):
         check_weight_map(index["weight_map"], delta)
     base_tensors = list_tensors(base.values())
-    streams: list[Iterator[TensorChange]] = []
+    streams: list[Iterator[RebuiltTensor]] = []
     if formats.is_arc_v2:
         _check_same_files(base, delta)
         for file, shard in delta.items():
             tensors = {name: base_tensors[name] for name in base[file].tensors}
             streams.append(
-                arc_v2.decode_shard(
-                    shard,
-                    tensors,
-                    formats=formats,
-                    expected_adler32=expected_adler32,
-                    workers=workers,
-                    scratch=scratch,
-                )
+                arc_v2.rebuild_shard(shard, tensors, write, formats=formats, workers=workers, scratch=scratch)
             )
     else:
         list_tensors(delta.values())  # refuses a tensor that two files hold
         for shard in delta.values():
             streams.append(
-                xor_zstd.decode_shard(
-                    shard,
-                    base_tensors,
-                    formats=formats,
-                    expected_adler32=expected_adler32,
-                    workers=workers,
-                    scratch=scratch,
-                )
+                xor_zstd.rebuild_shard(shard, base_tensors, write, formats=formats, workers=workers, scratch=scratch)
             )
-    return (change for stream in streams for change in stream)
+    return (tensor for stream in streams for tensor in stream)
 
 
 def _check_same_files(base: Mapping[str, Shard], delta: Mapping[str, Shard]) -> None:
@@ -273,38 +262,53 @@ def _check_same_files(base: Mapping[str, Shard], delta: Mapping[str, Shard]) -> 
         )
 
 
-class _WritableCopies:
-    """Copies of base files, made when the first change for one arrives, and mapped for writing."""
+class _NewFiles:
+    """Files of the new checkpoint, with the names, headers and layout of the base's; written to by several threads."""
 
-    def __init__(self, base: Path, out: Path) -> None:
-        self._base, self._out = base, out
-        self._maps: dict[str, mmap.mmap] = {}
+    def __init__(self, base: Mapping[str, Shard], out: Path) -> None:
+        self._out = out
+        self._files: dict[str, IO[bytes]] = {}
+        self._places: dict[str, tuple[str, int]] = {}
+        self._lock = threading.Lock()
+        for file, shard in base.items():
+            self._places.update({name: (file, entry.offset) for name, entry in shard.tensors.items()})
+        with ExitStack() as stack:
+            for file, shard in base.items():
+                self._files[file] = stack.enter_context(_create_file(out / file))
+                self._write_at(file, 0, shard.read_head())
+            self._opened = stack.pop_all()
 
-    def write(self, change: TensorChange, offset: int) -> None:
-        """Write a change of a tensor that starts at `offset` of its file."""
-        if change.file not in self._maps:
-            path = self._copy(change.file)
-            with path.open("r+b") as file:
-                self._maps[change.file] = mmap.mmap(file.fileno(), 0)
-        with memoryview(self._maps[change.file]) as whole, whole[offset : offset + change.nbytes] as target:
-            change.write_into(target)
+    def write(self, name: str, position: int, data: memoryview) -> None:
+        """Write bytes of a tensor, from a position within it on.
 
-    def copy_rest(self, files: Iterable[str]) -> None:
-        """Copy the files that no change touched."""
-        for file in files:
-            if file not in self._maps:
-                self._copy(file)
+        Raises:
+            SnapshotError: `no_space`.
+        """
+        file, offset = self._places[name]
+        self._write_at(file, offset + position, data)
 
-    def _copy(self, file: str) -> Path:
+    def _write_at(self, file: str, offset: int, data: memoryview) -> None:
+        target = self._files[file]
         with report_full_disk(self._out):
-            return Path(shutil.copyfile(self._base / file, self._out / file))
+            if _HAS_PWRITE:
+                while len(data):
+                    written = os.pwrite(target.fileno(), data, offset)
+                    data, offset = data[written:], offset + written
+                return
+            with self._lock:
+                target.seek(offset)
+                while len(data):
+                    data = data[target.write(data) :]
 
-    def __enter__(self) -> _WritableCopies:
+    def __enter__(self) -> _NewFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for mapped in self._maps.values():
-            mapped.close()
+        self._opened.close()
+
+
+def _create_file(path: Path) -> IO[bytes]:
+    return path.open("xb", buffering=0)
 
 
 def apply_directory(
@@ -328,22 +332,24 @@ def apply_directory(
         SnapshotError: any reason of `arc_v2.decode_shard`; `invalid_index`, `missing_object`, `manifest_invalid`.
     """
     began = time.perf_counter()
-    written, changed, seen = 0, 0, 0
+    changed, changed_bytes = 0, 0
     with ExitStack() as stack:
         base_shards, delta_shards = open_shards(base, stack), open_shards(delta, stack)
         _check_has_weights(base_shards, base)
         chosen = formats or detect_formats(delta) or ARC_V2_FORMATS
-        changes = iter_changes(base_shards, delta_shards, chosen, index=read_index(delta), workers=workers)
         partial = stack.enter_context(new_directory(out, [base, delta]))
-        copies = stack.enter_context(_WritableCopies(base, partial))
-        for change in changes:
-            seen += 1
-            if change.is_changed:
-                entry = base_shards[change.file].tensors[change.name]
-                copies.write(change, entry.offset)
-                changed += 1
-                written += len(change.data)
-        copies.copy_rest(base_shards)
+        files = stack.enter_context(_NewFiles(base_shards, partial))
+        rebuilt = iter_rebuilt(
+            base_shards, delta_shards, files.write, chosen, index=read_index(delta), workers=workers, scratch=partial
+        )
+        seen = set()
+        for tensor in rebuilt:
+            seen.add(tensor.name)
+            changed += tensor.is_changed
+            changed_bytes += tensor.changed_bytes
+        for shard in base_shards.values():
+            for name in shard.tensors.keys() - seen:
+                files.write(name, 0, shard.read(name))
         copy_others(base, partial)
         if chosen.is_arc_v2:
             copy_others(delta, partial)
@@ -353,6 +359,6 @@ def apply_directory(
         tensors=len(tensors),
         changed_tensors=changed,
         full_bytes=sum(entry.nbytes for entry in tensors),
-        written_bytes=written,
+        changed_bytes=changed_bytes,
         seconds=time.perf_counter() - began,
     )

@@ -218,6 +218,7 @@ class Shard:
         self.nbytes = len(view)
         """Size of the whole file."""
         self._view: memoryview | None = view
+        self._data_start = header.data_start
 
     @property
     def name(self) -> str:
@@ -235,6 +236,16 @@ class Shard:
             raise ValueError(f"{self.path} is closed")
         entry = self.tensors[name]
         return self._view[entry.offset : entry.offset + entry.nbytes]
+
+    def read_head(self) -> memoryview:
+        """Return the file's bytes before its tensors as a read-only view.
+
+        Raises:
+            ValueError: when the shard was closed.
+        """
+        if self._view is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._view[: self._data_start]
 
     def close(self) -> None:
         """Let go of the file. Safe to call twice."""

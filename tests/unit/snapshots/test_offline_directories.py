@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from hotloop.errors import InputError, SnapshotError
+from hotloop.snapshots import offline
 from hotloop.snapshots.codecs.base import ARC_V2_FORMATS, SLIME_FORMATS, DeltaFormats
 from hotloop.snapshots.inspection import inspect_directory
 from hotloop.snapshots.offline import apply_directory, encode_directory
@@ -73,7 +75,7 @@ def test_an_empty_delta_gives_the_base_back(formats: DeltaFormats, tmp_path: Pat
     encoded = encode_directory(BASE, BASE, tmp_path / "delta", formats=formats)
     assert encoded.changed_bytes == 0
     report = apply_directory(BASE, tmp_path / "delta", tmp_path / "out")
-    assert report.written_bytes == 0
+    assert report.changed_bytes == 0
     assert read_all(tmp_path / "out") == read_all(BASE)
     assert inspect_directory(tmp_path / "delta").changed_tensors == 0
 
@@ -178,12 +180,12 @@ _KILLED = """
 import sys, time
 from pathlib import Path
 from hotloop.snapshots import offline
-original = offline._WritableCopies.write
-def stop(self, change, offset):
-    original(self, change, offset)
+original = offline._NewFiles.write
+def stop(self, name, position, data):
+    original(self, name, position, data)
     print("written", flush=True)
     time.sleep(600)
-offline._WritableCopies.write = stop
+offline._NewFiles.write = stop
 offline.apply_directory(*(Path(name) for name in sys.argv[1:]))
 """
 
@@ -208,15 +210,10 @@ def test_a_kill_while_writing_leaves_no_output_and_the_next_call_clears_up(tmp_p
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_no_space_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = shutil.copyfile
+    def open_full_disk(path: Path) -> IO[bytes]:
+        return Path("/dev/full").open("wb", buffering=0)
 
-    def copy_to_full_disk(source: Path, target: Path) -> Path:
-        if target.suffix == ".safetensors":
-            target.symlink_to("/dev/full")
-        original(source, target)
-        return target
-
-    monkeypatch.setattr(shutil, "copyfile", copy_to_full_disk)
+    monkeypatch.setattr(offline, "_create_file", open_full_disk)
     with pytest.raises(SnapshotError) as caught:
         apply_directory(BASE, DELTA, tmp_path / "out")
     assert caught.value.code == "no_space"

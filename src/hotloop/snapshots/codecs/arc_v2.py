@@ -21,12 +21,13 @@ from hotloop.snapshots.codecs.base import (
     ARC_V2_FORMATS,
     DeltaFormats,
     EncodedShard,
+    RebuiltTensor,
     TensorBytes,
     TensorChange,
     check_same_layout,
     check_same_names,
 )
-from hotloop.snapshots.codecs.entry import decode_entries, encode_shard_of
+from hotloop.snapshots.codecs.entry import WriteTensor, decode_entries, encode_shard_of, rebuild_entries
 from hotloop.snapshots.shard import Shard
 
 DEFAULT_LEVEL = 3
@@ -95,4 +96,29 @@ def decode_shard(
     check_same_names(base, delta.tensors, where=delta.name)
     return decode_entries(
         delta, base, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
+    )
+
+
+def rebuild_shard(
+    delta: Shard,
+    base: Mapping[str, TensorBytes],
+    write: WriteTensor,
+    *,
+    formats: DeltaFormats = ARC_V2_FORMATS,
+    expected_adler32: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    scratch: Path | None = None,
+) -> Iterator[RebuiltTensor]:
+    """Check a delta file, write every new tensor out as a whole, and yield each when it was verified, by name.
+
+    Quicker than `decode_shard` where the new tensors are wanted somewhere else than over the base. When it raises,
+    what was written is to be thrown away.
+
+    Args:
+        write: takes name, position and new bytes; called from several threads.
+    Other arguments and errors as `decode_shard`, and what `write` raises.
+    """
+    check_same_names(base, delta.tensors, where=delta.name)
+    return rebuild_entries(
+        delta, base, write, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
     )

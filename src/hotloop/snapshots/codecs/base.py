@@ -13,6 +13,8 @@ Does not do: the formats themselves (`arc_v2`, `xor_zstd`), or where the files l
                    +-> encode_shard -> file                 +-> decode_shard -> TensorChange, TensorChange, ...
     new tensors  --+                         delta shard  --+      (verified)        |
                                                                                      +-> write_into(buffer)
+                                                           +-> rebuild_shard -> RebuiltTensor, ...
+                                                                  +-> write(name, position, new bytes)
 """
 
 from __future__ import annotations
@@ -26,10 +28,8 @@ import numpy.typing as npt
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots import checksum
+from hotloop.snapshots.codecs.kernel import WORD_BYTES
 from hotloop.snapshots.shard import Shard
-
-WORD_BYTES = 8
-"""Changed ranges start and end at multiples of this within a tensor, its end excepted."""
 
 ARC_V2 = "arc_v2"
 ZSTD = "zstd"
@@ -211,6 +211,21 @@ class TensorChange:
             count = int(lengths[begin:end].sum())
             _scatter(whole, self.ranges[begin:end], new[first : first + count])
             first += count
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltTensor:
+    """A new tensor that was written out as a whole, and verified."""
+
+    name: str
+    nbytes: int
+    changed_bytes: int
+    """How many of its bytes differ from the base."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether any byte differs."""
+        return self.changed_bytes > 0
 
 
 def _split_ranges(lengths: npt.NDArray[np.int64]) -> Iterable[tuple[int, int]]:

@@ -3,9 +3,9 @@
 Owns: what `arc_v2` and `xor_zstd` have in common: choosing the payload form, every check on a delta entry, checksum
 verification, and spreading the tensors of a shard over threads.
 
-Promises: `decode_entries` makes all checks that need no decompression before it returns, so a broken entry is found
-before work starts. Each `TensorChange` was verified against the delta's checksum, and against the manifest's Adler-32
-where the caller has one.
+Promises: `decode_entries` and `rebuild_entries` make all checks that need no decompression before they return, so a
+broken entry is found before work starts. Each tensor they yield was verified against the delta's checksum, and against
+the manifest's Adler-32 where the caller has one.
 
 Does not do: which tensors a shard must hold (the two formats differ in that).
 """
@@ -13,7 +13,7 @@ Does not do: which tensors a shard must hold (the two formats differ in that).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,25 @@ import numpy as np
 from hotloop.errors import SnapshotError
 from hotloop.snapshots import checksum
 from hotloop.snapshots.codecs import difference, overwrite
-from hotloop.snapshots.codecs.base import DeltaFormats, EncodedShard, EncodedTensor, TensorBytes, TensorChange
+from hotloop.snapshots.codecs.base import (
+    DeltaFormats,
+    EncodedShard,
+    EncodedTensor,
+    RebuiltTensor,
+    TensorBytes,
+    TensorChange,
+)
+from hotloop.snapshots.codecs.kernel import Bytes
 from hotloop.snapshots.codecs.parallel import map_in_order
+from hotloop.snapshots.codecs.sink import ChangeSink, Sink, WholeSink
 from hotloop.snapshots.codecs.zstd_frame import FrameError, Payload, PayloadReader, walk_frames
 from hotloop.snapshots.shard import Shard, ShardWriter
 
 _MOST_EXPANSION = 1 << 15
 """A run of zeros: 4 bytes for 128 KiB."""
+
+WriteTensor = Callable[[str, int, memoryview], None]
+"""Takes a tensor's name, a position in bytes from its start, and the new bytes from there on."""
 
 
 def _compute_most_stored(tensor_bytes: int) -> int:
@@ -94,7 +106,9 @@ def encode_shard_of(
         data_bytes=sum(_compute_most_stored(new[name].nbytes) for name in ordered),
         metadata_bytes=len(json.dumps(dict.fromkeys(ordered, widest_text), ensure_ascii=False).encode()),
     ) as writer:
-        for name, encoded in zip(ordered, map_in_order(job, ordered, workers=workers), strict=True):
+        for name, encoded in zip(
+            ordered, map_in_order(job, ordered, workers=workers, weigh=lambda name: new[name].nbytes), strict=True
+        ):
             changed = encoded.changed_bytes > 0
             stored = len(encoded.payload) if changed or keeps_unchanged else 0
             nbytes = new[name].nbytes
@@ -147,12 +161,48 @@ def decode_entries(
         SnapshotError: now `checksum_unavailable`, `checksum_missing`, `checksum_malformed`, `malformed_shard`,
             `decode_failed`, `size_mismatch`; while iterating also `checksum_mismatch` and `no_space`.
     """
+    jobs = _check_entries(delta, base, formats, expected_adler32)
+    return map_in_order(partial(_decode_changes, formats=formats, scratch=scratch), jobs, workers=workers, weigh=_weigh)
+
+
+def rebuild_entries(
+    delta: Shard,
+    base: Mapping[str, TensorBytes],
+    write: WriteTensor,
+    *,
+    formats: DeltaFormats,
+    expected_adler32: Mapping[str, int] | None,
+    workers: int | None,
+    scratch: Path | None,
+) -> Iterator[RebuiltTensor]:
+    """Check all entries of a delta shard now, and write every new tensor out when iterated; yield what was written.
+
+    Args:
+        write: called from several threads; what it got is verified only once the tensor was yielded.
+    Other arguments and errors as `decode_entries`, and what `write` raises.
+    """
+    jobs = _check_entries(delta, base, formats, expected_adler32)
+    return map_in_order(
+        partial(_rebuild, write=write, formats=formats, scratch=scratch), jobs, workers=workers, weigh=_weigh
+    )
+
+
+def _check_entries(
+    delta: Shard,
+    base: Mapping[str, TensorBytes],
+    formats: DeltaFormats,
+    expected_adler32: Mapping[str, int] | None,
+) -> list[_DecodeJob]:
     checksum.check_available(formats.checksum_format)
     jobs = []
     for name in sorted(delta.tensors):
         entry = check_entry(delta, name, formats, base[name].nbytes)
         jobs.append(_DecodeJob(entry, base[name], (expected_adler32 or {}).get(name)))
-    return map_in_order(partial(_decode, formats=formats, scratch=scratch), jobs, workers=workers)
+    return jobs
+
+
+def _weigh(job: _DecodeJob) -> int:
+    return job.base.nbytes
 
 
 def check_entry(delta: Shard, name: str, formats: DeltaFormats, tensor_bytes: int | None = None) -> DeltaEntry:
@@ -188,7 +238,7 @@ def check_entry(delta: Shard, name: str, formats: DeltaFormats, tensor_bytes: in
     return DeltaEntry(name, payload, layout, text, where)
 
 
-def expand_payload(entry: DeltaEntry) -> Iterator[difference.Bytes]:
+def expand_payload(entry: DeltaEntry) -> Iterator[Bytes]:
     """Yield what a payload expands to, piece by piece; the array is used again for the next piece.
 
     Raises:
@@ -203,18 +253,40 @@ def expand_payload(entry: DeltaEntry) -> Iterator[difference.Bytes]:
         raise _refuse_payload(entry.name, error, entry.where) from error
 
 
-def _decode(job: _DecodeJob, *, formats: DeltaFormats, scratch: Path | None) -> TensorChange:
+def _decode_changes(job: _DecodeJob, *, formats: DeltaFormats, scratch: Path | None) -> TensorChange:
+    sink = ChangeSink(scratch)
+    adler32 = _decode(job, sink, formats, scratch)
+    ranges, data = sink.finish()
+    return TensorChange(
+        name=job.entry.name,
+        file=job.base.file,
+        nbytes=job.base.nbytes,
+        ranges=ranges,
+        data=data,
+        checksum=job.entry.checksum,
+        adler32=adler32,
+    )
+
+
+def _rebuild(job: _DecodeJob, *, write: WriteTensor, formats: DeltaFormats, scratch: Path | None) -> RebuiltTensor:
+    name = job.entry.name
+    sink = WholeSink(partial(write, name))
+    _decode(job, sink, formats, scratch)
+    return RebuiltTensor(name=name, nbytes=job.base.nbytes, changed_bytes=sink.changed_bytes)
+
+
+def _decode(job: _DecodeJob, sink: Sink, formats: DeltaFormats, scratch: Path | None) -> int | None:
+    """Decode one entry into a sink, verify it, and return the new tensor's Adler-32 where it was computed."""
     entry, base = job.entry, job.base
     hasher, adler = difference.make_hashers(formats.checksum_format, with_adler32=job.adler32 is not None)
     hashers = [hasher] if adler is None or hasher is adler else [hasher, adler]
-    collector = difference.ChangeCollector(base.nbytes, scratch)
     try:
         if formats.delta_encoding == "overwrite":
-            overwrite.decode_overwrite(base.data, entry.payload, hashers, collector, entry.name, entry.where, scratch)
+            overwrite.decode_overwrite(base.data, entry.payload, hashers, sink, entry.name, entry.where, scratch)
         elif entry.layout.is_zero and entry.layout.zero_bytes == base.nbytes:
-            difference.hash_unchanged(base.data, hashers)
+            difference.keep_all(base.data, hashers, sink)
         else:
-            found = difference.decode_xor(base.data, entry.payload, hashers, collector)
+            found = difference.decode_xor(base.data, entry.payload, hashers, sink)
             if found is not None:
                 raise difference.refuse_size(entry.name, base.nbytes, found, entry.where)
     except FrameError as error:
@@ -222,16 +294,7 @@ def _decode(job: _DecodeJob, *, formats: DeltaFormats, scratch: Path | None) -> 
     _verify(entry, entry.checksum, hasher.hexdigest())
     if adler is not None and job.adler32 is not None:
         _verify(entry, job.adler32, adler.value)
-    ranges, data = collector.finish()
-    return TensorChange(
-        name=entry.name,
-        file=base.file,
-        nbytes=base.nbytes,
-        ranges=ranges,
-        data=data,
-        checksum=entry.checksum,
-        adler32=None if adler is None else adler.value,
-    )
+    return None if adler is None else adler.value
 
 
 def _verify(entry: DeltaEntry, expected: str | int, actual: str | int) -> None:

@@ -23,8 +23,6 @@ from hotloop.errors import SnapshotError
 from hotloop.snapshots import checksum
 from hotloop.snapshots.codecs.difference import (
     PIECE_BYTES,
-    Bytes,
-    ChangeCollector,
     Encoded,
     iter_differences,
     make_buffer,
@@ -32,6 +30,8 @@ from hotloop.snapshots.codecs.difference import (
     refuse_size,
     view_bytes,
 )
+from hotloop.snapshots.codecs.kernel import Bytes
+from hotloop.snapshots.codecs.sink import Sink
 from hotloop.snapshots.codecs.spool import Spool
 from hotloop.snapshots.codecs.zstd_frame import FrameError, PayloadReader, make_compressor
 
@@ -85,12 +85,12 @@ def decode_overwrite(
     old: memoryview,
     payload: memoryview,
     hashers: Sequence[checksum.Hasher],
-    collector: ChangeCollector,
+    sink: Sink,
     name: str,
     where: str,
     scratch: Path | None,
 ) -> None:
-    """Expand a payload, write its values over the base, feed the new bytes to hashers and collector.
+    """Expand a payload, write its values over the base, give the pieces to a sink.
 
     Raises:
         FrameError: when the payload is not sound, or a position does not rise or lies outside.
@@ -105,7 +105,7 @@ def decode_overwrite(
     if count > base.nbytes:
         raise FrameError(f"{count} changed bytes in a tensor of {base.nbytes}")
     positions = _read_positions(reader, count, base.nbytes, scratch)
-    _patch(base, positions, reader, hashers, collector)
+    _patch(base, positions, reader, hashers, sink)
     if not reader.is_at_end():
         raise refuse_size(name, compute_most_bytes(count), compute_most_bytes(count) + 1, where)
 
@@ -133,25 +133,21 @@ def _patch(
     positions: npt.NDArray[np.uint32],
     reader: PayloadReader,
     hashers: Sequence[checksum.Hasher],
-    collector: ChangeCollector,
+    sink: Sink,
 ) -> None:
-    new, old = make_buffer(base.nbytes), make_buffer(base.nbytes)
+    difference = make_buffer(base.nbytes)
     done = 0
     for position in range(0, base.nbytes, PIECE_BYTES):
-        piece = base[position : position + PIECE_BYTES]
-        size = piece.nbytes
+        size = min(PIECE_BYTES, base.nbytes - position)
         until = int(np.searchsorted(positions, position + size))
-        if until > done:
-            old[:size] = new[:size] = piece
-            old[size:] = new[size:] = 0
-            values = np.empty(until - done, np.uint8)
-            if reader.fill(values.data) < values.nbytes:
-                raise FrameError("values are missing")
-            new[positions[done:until].astype(np.int64) - position] = values
-            changed = np.flatnonzero(old.view(np.uint64) != new.view(np.uint64))
-            if changed.size:
-                collector.add(position, changed, new)
-            piece = new[:size]
-            done = until
-        for hasher in hashers:
-            hasher.update(piece.data)
+        if until == done:
+            sink.keep(base, position, size, hashers)
+            continue
+        values = np.empty(until - done, np.uint8)
+        if reader.fill(values.data) < values.nbytes:
+            raise FrameError("values are missing")
+        places = positions[done:until].astype(np.int64)
+        difference[:] = 0
+        difference[places - position] = base[places] ^ values
+        sink.take(base, position, size, difference, hashers)
+        done = until

@@ -2,9 +2,10 @@
 
 Owns: how far work may run ahead of its consumer, and what happens to it when the consumer stops.
 
-Promises: results come in the order of the items; at most `2 * workers` are in the making or waiting; the first error
-is raised at its item's place and everything not yet begun is dropped. Threads suffice because zstd, numpy and the
-checksums release the interpreter lock.
+Promises: results come in the order of the items. At most `2 * workers` are in the making or waiting, or more while the
+oldest is so large that other threads would have nothing to do: as many as weigh together what the oldest weighs, per
+thread. The first error is raised at its item's place and everything not yet begun is dropped. Threads suffice because
+zstd, numpy, the C kernel and the checksums release the interpreter lock.
 
     items -> [pool: workers threads] -> window of futures (ordered) -> consumer
              unblocked by: the consumer taking the oldest result
@@ -21,6 +22,8 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 MAX_DEFAULT_WORKERS = 8
+_MOST_PENDING = 32
+"""Per thread: even results of tiny items take memory."""
 
 
 def choose_workers(workers: int | None) -> int:
@@ -32,22 +35,37 @@ def choose_workers(workers: int | None) -> int:
 
 
 def map_in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], *, workers: int | None = None
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    workers: int | None = None,
+    weigh: Callable[[Item], int] = lambda item: 1,
 ) -> Iterator[Result]:
-    """Yield `function(item)` for each item, in order."""
+    """Yield `function(item)` for each item, in order.
+
+    Args:
+        weigh: how much work an item is, in any unit.
+    """
     threads = choose_workers(workers)
     if threads == 1:
         yield from map(function, items)
         return
-    pending: deque[Future[Result]] = deque()
+    pending: deque[tuple[int, Future[Result]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="hotloop-codec") as pool:
         try:
             for item in items:
-                pending.append(pool.submit(function, item))
-                if len(pending) >= 2 * threads:
-                    yield pending.popleft().result()
+                pending.append((weigh(item), pool.submit(function, item)))
+                while pending and not _may_run_ahead([weight for weight, _ in pending], threads):
+                    yield pending.popleft()[1].result()
             while pending:
-                yield pending.popleft().result()
+                yield pending.popleft()[1].result()
         finally:
-            for future in pending:
+            for _, future in pending:
                 future.cancel()
+
+
+def _may_run_ahead(weights: list[int], threads: int) -> bool:
+    """Whether one more item may be begun before the oldest of those pending is taken."""
+    if len(weights) < 2 * threads:
+        return True
+    return len(weights) < _MOST_PENDING * threads and sum(weights[1:]) < (threads - 1) * weights[0]

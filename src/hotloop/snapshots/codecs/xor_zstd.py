@@ -25,12 +25,13 @@ from hotloop.snapshots.codecs.base import (
     ZSTD,
     DeltaFormats,
     EncodedShard,
+    RebuiltTensor,
     TensorBytes,
     TensorChange,
     check_same_layout,
     parse_formats,
 )
-from hotloop.snapshots.codecs.entry import decode_entries, encode_shard_of
+from hotloop.snapshots.codecs.entry import WriteTensor, decode_entries, encode_shard_of, rebuild_entries
 from hotloop.snapshots.shard import Shard
 
 DEFAULT_LEVEL = 1
@@ -171,6 +172,35 @@ def decode_shard(
         base: the whole base checkpoint.
     Other arguments and errors as `arc_v2.decode_shard`; `tensor_set_mismatch` when a name is not in the base.
     """
+    _check_names_known(delta, base)
+    return decode_entries(
+        delta, base, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
+    )
+
+
+def rebuild_shard(
+    delta: Shard,
+    base: Mapping[str, TensorBytes],
+    write: WriteTensor,
+    *,
+    formats: DeltaFormats,
+    expected_adler32: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    scratch: Path | None = None,
+) -> Iterator[RebuiltTensor]:
+    """Check a delta file and write every new tensor in it out as a whole, as `arc_v2.rebuild_shard`.
+
+    Args:
+        base: the whole base checkpoint.
+    Other arguments and errors as `arc_v2.rebuild_shard`; `tensor_set_mismatch` when a name is not in the base.
+    """
+    _check_names_known(delta, base)
+    return rebuild_entries(
+        delta, base, write, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
+    )
+
+
+def _check_names_known(delta: Shard, base: Mapping[str, TensorBytes]) -> None:
     unknown = sorted(delta.tensors.keys() - base.keys())
     if unknown:
         raise SnapshotError(
@@ -180,6 +210,3 @@ def decode_shard(
             do="A delta keeps the tensor names of its base. Publish an anchor if the model changed.",
             details={"missing": [], "extra": unknown[:20]},
         )
-    return decode_entries(
-        delta, base, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
-    )

@@ -1,0 +1,84 @@
+"""Where decoded pieces of one tensor go: gathered as absolute changes, or written out as the whole new tensor.
+
+Owns: the two sinks of a decoder, and what each costs: `ChangeSink` keeps ranges and new bytes (in a spool), `WholeSink`
+passes every piece of the new tensor on and keeps nothing.
+
+Promises: a sink feeds the new bytes to the decoder's hashers, in order, each byte once. What a `WholeSink` has written
+is not verified before the decoder returns; its caller throws the target away when the decoder raises.
+
+    difference piece, base piece -> sink -> hashers
+                                     +----> ranges and new bytes, or the whole new piece
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hotloop.snapshots.checksum import Hasher
+from hotloop.snapshots.codecs.kernel import Bytes, Ranges, make_kernel
+from hotloop.snapshots.codecs.spool import Spool
+
+WritePiece = Callable[[int, memoryview], None]
+"""Takes a position, in bytes from the tensor's start, and the new bytes from there on."""
+
+
+class Sink(Protocol):
+    """Takes the pieces of one tensor, in order: `size` bytes from `position` on."""
+
+    def take(self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]) -> None:
+        """Take a piece that may have changed; arguments as `Kernel.merge`, which spends `difference`."""
+
+    def keep(self, base: Bytes, position: int, size: int, hashers: Sequence[Hasher]) -> None:
+        """Take a piece that did not change."""
+
+
+class ChangeSink:
+    """Gather the changed words of a tensor as ranges and new bytes."""
+
+    def __init__(self, scratch: Path | None = None) -> None:
+        self._ranges, self._data = Spool(scratch), Spool(scratch)
+        self._kernel = make_kernel()
+
+    def take(self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]) -> None:
+        """See `Sink`."""
+        found = self._kernel.merge(base, position, size, difference, hashers)
+        if found is not None:
+            self._ranges.append(found.ranges.data.cast("B"))
+            self._data.append(found.data.data)
+
+    def keep(self, base: Bytes, position: int, size: int, hashers: Sequence[Hasher]) -> None:
+        """See `Sink`."""
+        for hasher in hashers:
+            hasher.update(base[position : position + size].data)
+
+    def finish(self) -> tuple[Ranges, memoryview]:
+        """Return ranges [R, 2] and their new bytes."""
+        return np.frombuffer(self._ranges.view(), dtype=np.int64).reshape(-1, 2), self._data.view()
+
+
+class WholeSink:
+    """Pass the whole new tensor on, piece by piece."""
+
+    def __init__(self, write: WritePiece) -> None:
+        self._write = write
+        self._kernel = make_kernel()
+        self.changed_bytes = 0
+        """How many bytes differ from the base so far."""
+
+    def take(self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]) -> None:
+        """See `Sink`."""
+        self.changed_bytes += self._kernel.patch(base, position, size, difference)
+        self._pass_on(position, difference[:size].data, hashers)
+
+    def keep(self, base: Bytes, position: int, size: int, hashers: Sequence[Hasher]) -> None:
+        """See `Sink`."""
+        self._pass_on(position, base[position : position + size].data, hashers)
+
+    def _pass_on(self, position: int, new: memoryview, hashers: Sequence[Hasher]) -> None:
+        for hasher in hashers:
+            hasher.update(new)
+        self._write(position, new)
