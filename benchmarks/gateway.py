@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -37,6 +37,7 @@ from safetensors.numpy import save_file
 
 from hotloop.service.client import Client
 from hotloop.service.config import load_config
+from hotloop.service.event_loop import LoopKind
 from hotloop.service.launchers.base import ReplicaSpec, RunningReplica
 from hotloop.service.launchers.local import LocalLauncher
 from hotloop.service.serve import run_deployment
@@ -123,7 +124,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def serve(folder: Path) -> AsyncIterator[tuple[str, int, Path]]:
+async def serve(folder: Path, loop: LoopKind = "auto") -> AsyncIterator[tuple[str, int, Path]]:
     """Publish a tiny policy and serve it; give the gateway's address and process, and the file about its replica."""
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
@@ -144,7 +145,7 @@ async def serve(folder: Path) -> AsyncIterator[tuple[str, int, Path]]:
     }
     path, told = folder / "config.json", folder / "replica.json"
     path.write_text(json.dumps(config))
-    command = [sys.executable, __file__, "--serve", str(path), "--tell", str(told)]
+    command = [sys.executable, __file__, "--serve", str(path), "--tell", str(told), "--loop", loop]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         assert process.stdout is not None
@@ -197,7 +198,7 @@ async def ask_many(url: str, count: int, connections: int) -> None:
 
 async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure everything."""
-    async with serve(folder) as (url, pid, told):
+    async with serve(folder, arguments.loop) as (url, pid, told):
         async with Client(url) as client:
             await client.wait_for("step000001")
         place = json.loads(told.read_text())
@@ -249,11 +250,12 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--quick", action="store_true", help="few requests and no limits, to see that it works")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--loop", choices=get_args(LoopKind), default="auto", help="the gateway's event loop")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--tell", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        run_deployment(load_config(arguments.serve), TellingLauncher(arguments.tell))
+        run_deployment(load_config(arguments.serve), TellingLauncher(arguments.tell), arguments.loop)
         return 0
     if arguments.quick:
         arguments.requests, arguments.latency_requests, arguments.streams = 200, 50, 2

@@ -18,6 +18,7 @@ from hotloop.errors import InputError, ServiceError
 from hotloop.service.secrets import Secret, parse_secret_object
 
 Role = Literal["infer", "admin"]
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def is_loopback_host(host_header: str) -> bool:
     """Say whether a Host header names this machine itself."""
     host = host_header.rsplit(":", 1)[0] if not host_header.endswith("]") else host_header
     host = host.strip("[]").lower()
-    if host == "localhost":
+    if host in _LOOPBACK_NAMES:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -20,18 +20,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from prometheus_client import Counter
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from hotloop.errors import HotloopError, ReplicaLost, ServiceError
+from hotloop.service.bounded_http import CONNECTION, BoundedHttp
 from hotloop.service.config import LimitsConfig
-from hotloop.service.json_body import parse_object, read_body
+from hotloop.service.json_body import parse_object, receive_body
 from hotloop.service.membership import Member, Membership
 from hotloop.service.metrics import Metrics
 from hotloop.service.rollout_request import read_model, split_model_name
 from hotloop.service.routing import affinity_key_of, choose_replica, parse_pin
 from hotloop.service.upstream import Upstream, UpstreamError
+from hotloop.service.waiting_line import WaitingLine
 from hotloop.service.wire_errors import error_body, error_response, internal_error
 
 WAKE_EVERY_S = 1.0
@@ -71,26 +73,32 @@ class DataPlane:
         self._token_header = (b"x-hotloop-replica-token", token.encode())
         self._metrics = metrics
         self._waiting = 0
-        self._room = asyncio.Condition()
+        self._line = WaitingLine()
+        self._answered: dict[int, Counter] = {}
+        """By status: looking a label up costs more than counting."""
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request under `/v1/chat/completions` or `/v1/completions`."""
-        request = Request(scope, receive)
+    async def handle(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
+        """Answer one request under `/v1/chat/completions` or `/v1/completions`.
+
+        Args:
+            headers: those of the scope as text, the first of each name.
+        """
         outcome = _Outcome()
+        limits = self._limits
         try:
+            declared = headers.get("content-length", "")
             try:
-                raw = await read_body(request, self._limits.max_body_bytes, self._limits.receive_timeout_s)
+                raw = await receive_body(receive, declared, limits.max_body_bytes, limits.receive_timeout_s)
             except ClientDisconnect:
                 return
             body = parse_object(raw)
-            limit = self._limits.request_timeout_s
             try:
-                async with asyncio.timeout(limit):
-                    await self._until_gone(scope["path"], raw, body, request.headers, receive, send, outcome)
+                async with asyncio.timeout(limits.request_timeout_s):
+                    await self._until_gone(scope, raw, body, headers, send, outcome)
             except TimeoutError:
                 raise ServiceError(
                     "request_timeout",
-                    f"the answer was not complete within {limit:g} s",
+                    f"the answer was not complete within {limits.request_timeout_s:g} s",
                     do="Ask for fewer tokens, or raise limits.request_timeout_s.",
                 ) from None
         except HotloopError as error:
@@ -114,30 +122,47 @@ class DataPlane:
 
     async def _until_gone(
         self,
-        path: str,
+        scope: Scope,
         raw: bytes,
         body: Mapping[str, Any],
-        headers: Headers,
-        receive: Receive,
+        headers: Mapping[str, str],
         send: Send,
         outcome: _Outcome,
     ) -> None:
-        """Route and proxy, and give up when the client goes away."""
-        work = asyncio.ensure_future(self._route(path, raw, body, headers, send, outcome))
-        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        """Route and proxy, and give up when the client goes away.
+
+        The connection cancels the request's own task then: a second task that waits for it would cost more than the
+        rest of this file.
+        """
+        connection: BoundedHttp = scope["state"][CONNECTION]
+        task = asyncio.current_task()
+        assert task is not None
+        is_gone = False
+
+        def leave() -> None:
+            nonlocal is_gone
+            is_gone = True
+            task.cancel()
+
+        connection.watch(leave)
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            await self._route(scope, raw, body, headers, send, outcome)
+        except (asyncio.CancelledError, HotloopError):
+            if not is_gone:
+                raise
         finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel()
-                with contextlib.suppress(asyncio.CancelledError, HotloopError):
-                    await work
+            connection.unwatch(leave)
+            if is_gone:
+                task.uncancel()
 
     async def _route(
-        self, path: str, raw: bytes, body: Mapping[str, Any], headers: Headers, send: Send, outcome: _Outcome
+        self,
+        scope: Scope,
+        raw: bytes,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        send: Send,
+        outcome: _Outcome,
     ) -> None:
         pin = parse_pin(body, split_model_name(read_model(body), self._served_name))
         key = affinity_key_of(headers, body)
@@ -145,7 +170,7 @@ class DataPlane:
         while True:
             member = await self._take(pin, key, tried)
             try:
-                status = await self._proxy(member, path, raw, headers, send, outcome)
+                status = await self._proxy(member, scope, raw, send, outcome)
                 if status in _BROKEN:
                     member.note_failure(asyncio.get_running_loop().time())
                 else:
@@ -157,7 +182,8 @@ class DataPlane:
                     raise
                 tried.add(member.replica_id)
             finally:
-                await self._give_back(member)
+                member.in_flight -= 1
+                self._line.wake_one()
 
     async def _take(self, pin: Any, key: str, tried: set[str]) -> Member:
         """Choose a replica with room, waiting in the bounded queue while there is none.
@@ -183,26 +209,16 @@ class DataPlane:
                     self._waiting += 1
                     is_waiting = True
                     self._metrics.waiting.set(self._waiting)
-                async with self._room:
-                    remaining = deadline - loop.time()
-                    if remaining <= 0:
-                        raise _queue_full(f"no replica had room within {self._limits.queue_timeout_s:g} s")
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._room.wait(), min(remaining, WAKE_EVERY_S))
+                remaining = deadline - loop.time()
+                if remaining <= 0:
+                    raise _queue_full(f"no replica had room within {self._limits.queue_timeout_s:g} s")
+                await self._line.wait(min(remaining, WAKE_EVERY_S))
         finally:
             if is_waiting:
                 self._waiting -= 1
                 self._metrics.waiting.set(self._waiting)
 
-    async def _give_back(self, member: Member) -> None:
-        member.in_flight -= 1
-        if self._waiting:
-            async with self._room:
-                self._room.notify(1)
-
-    async def _proxy(
-        self, member: Member, path: str, raw: bytes, headers: Headers, send: Send, outcome: _Outcome
-    ) -> int:
+    async def _proxy(self, member: Member, scope: Scope, raw: bytes, send: Send, outcome: _Outcome) -> int:
         """Pass one request to one replica and its answer back.
 
         Returns: the status of the answer.
@@ -210,14 +226,17 @@ class DataPlane:
         Raises:
             ReplicaLost: the replica died or hung up.
         """
-        onward = [self._token_header, _JSON, *(header for header in headers.raw if header[0] in _REQUEST_HEADERS)]
+        onward = [self._token_header, _JSON, *(header for header in scope["headers"] if header[0] in _REQUEST_HEADERS)]
         try:
-            async with await self._upstream.post(member.url, path, onward, raw) as answer:
+            async with await self._upstream.post(member.url, scope["path"], onward, raw) as answer:
                 passed = [header for header in answer.headers if header[0] in _PASSED_ON]
                 passed.append((b"x-hotloop-replica", member.replica_id.encode()))
                 outcome.is_stream = any(name == b"content-type" and _is_events(value) for name, value in passed)
-                self._metrics.requests.labels(str(answer.status)).inc()
+                self._count(answer.status)
+                connection: BoundedHttp = scope["state"][CONNECTION]
                 if outcome.is_stream:
+                    if answer.has_piece:
+                        connection.join_head()
                     await send({"type": "http.response.start", "status": answer.status, "headers": passed})
                     outcome.started = True
                     async for piece in answer.pieces():
@@ -226,6 +245,7 @@ class DataPlane:
                     return answer.status
                 whole = await answer.read()
                 passed.append((b"content-length", b"%d" % len(whole)))
+                connection.join_head()
                 await send({"type": "http.response.start", "status": answer.status, "headers": passed})
                 outcome.started = True
                 await send({"type": "http.response.body", "body": whole})
@@ -238,6 +258,12 @@ class DataPlane:
                 details={"replica_id": member.replica_id},
                 retryable=True,
             ) from None
+
+    def _count(self, status: int) -> None:
+        counter = self._answered.get(status)
+        if counter is None:
+            counter = self._answered[status] = self._metrics.requests.labels(str(status))
+        counter.inc()
 
 
 def _is_events(content_type: bytes) -> bool:
@@ -278,10 +304,3 @@ async def _end_broken_stream(send: Send, error: HotloopError, outcome: _Outcome)
     if outcome.is_stream:
         event = b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
         await send({"type": "http.response.body", "body": event})
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return

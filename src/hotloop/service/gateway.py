@@ -112,21 +112,26 @@ class Gateway:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = _PREFIX.sub("", scope["path"], count=1)
-        if path != scope["path"]:
-            scope = {**scope, "path": path, "raw_path": path.encode()}
+        path = scope["path"]
         if path not in _ROLLOUT_PATHS:
-            await self._app(scope, receive, send)
-            return
+            path = _PREFIX.sub("", path, count=1)
+            if path != scope["path"]:
+                scope = {**scope, "path": path, "raw_path": path.encode()}
+            if path not in _ROLLOUT_PATHS:
+                await self._app(scope, receive, send)
+                return
         if scope["method"] != "POST":
             await method_not_allowed(scope["method"], path, "POST")(scope, receive, send)
             return
+        headers = {  # of several with one name the first counts, as everywhere
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
         try:
-            self._guard.check(Request(scope).headers, "POST", "infer")
+            self._guard.check(headers, "POST", "infer")
         except HotloopError as error:
             await error_response(error)(scope, receive, send)
             return
-        await self.data_plane.handle(scope, receive, send)
+        await self.data_plane.handle(scope, receive, send, headers)
 
     # ---- life ---------------------------------------------------------------------------------------------------
 

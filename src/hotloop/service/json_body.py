@@ -10,8 +10,9 @@ import asyncio
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from hotloop.errors import ServiceError
 
@@ -30,28 +31,42 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float | None = 
 
     Raises:
         ServiceError: `request_too_large`, `request_timeout`.
+        ClientDisconnect: the client went away before its end.
     """
+    return await receive_body(request.receive, request.headers.get("content-length", ""), max_bytes, timeout_s)
+
+
+async def receive_body(receive: Receive, declared: str, max_bytes: int, timeout_s: float | None) -> bytes:
+    """Read a body from ASGI's own messages; as `read_body`.
+
+    Args:
+        declared: the content-length header, or nothing.
+    """
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read(request, max_bytes)
+            return await _join(receive, max_bytes)
     except TimeoutError:
         raise ServiceError(
             "request_timeout", f"the body did not arrive within {timeout_s:g} s", do="Send the body without pauses."
         ) from None
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+async def _join(receive: Receive, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
         size += len(part)
         if size > max_bytes:
             raise _too_large(max_bytes)
+        if not message.get("more_body", False):
+            return part if not parts else b"".join((*parts, part))
         parts.append(part)
-    return b"".join(parts)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

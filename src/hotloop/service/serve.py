@@ -21,6 +21,7 @@ from hotloop.errors import InputError
 from hotloop.service.auth import ApiKey, check_bind, parse_keys
 from hotloop.service.bounded_http import bounded_http
 from hotloop.service.config import DeploymentConfig
+from hotloop.service.event_loop import LoopKind, run
 from hotloop.service.gateway import Gateway
 from hotloop.service.launchers.base import Launcher
 from hotloop.service.launchers.local import LocalLauncher
@@ -36,8 +37,11 @@ POST_RETRY_BUDGET_S = 1.5
 """Retries of the gateway's own look at the bucket must end inside the budget of a POST."""
 
 
-def run_deployment(config: DeploymentConfig, launcher: Launcher | None = None) -> None:
+def run_deployment(config: DeploymentConfig, launcher: Launcher | None = None, loop: LoopKind = "auto") -> None:
     """Serve until told to end.
+
+    Args:
+        loop: the gateway's event loop; see event_loop.py.
 
     Raises:
         InputError: a secret, the address or the state folder cannot be used.
@@ -65,7 +69,7 @@ def run_deployment(config: DeploymentConfig, launcher: Launcher | None = None) -
             secret_variables={STORAGE_VARIABLE: storage_text, PARTITION_VARIABLE: partition.hex()},
             state_dir=state_dir,
         )
-        asyncio.run(_serve(gateway, config))
+        run(_serve(gateway, config), loop)
     finally:
         os.close(lock)
 

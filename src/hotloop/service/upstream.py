@@ -17,6 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import httptools
@@ -147,6 +148,16 @@ class _Connection(asyncio.Protocol):
                 await self._wait()
 
     @property
+    def has_piece(self) -> bool:
+        return bool(self._pieces)
+
+    def take_small(self) -> bytes | None:
+        """Give the body if it came whole with the head and in one piece."""
+        if not self._is_whole or self._is_held or len(self._pieces) != 1:
+            return None
+        return self._pieces.popleft()
+
+    @property
     def can_be_used_again(self) -> bool:
         return (
             self._is_whole
@@ -182,19 +193,33 @@ class Answer:
         """Names in lower case."""
         return self._connection.headers
 
+    @property
+    def has_piece(self) -> bool:
+        """Say whether some of the body is here already."""
+        return self._connection.has_piece
+
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises: UpstreamError."""
         return self._connection.pieces()
 
     async def read(self) -> bytes:
         """Return the whole body. Raises: UpstreamError."""
-        return b"".join([piece async for piece in self.pieces()])
+        small = self._connection.take_small()
+        return small if small is not None else b"".join([piece async for piece in self.pieces()])
 
     async def __aenter__(self) -> Answer:
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._upstream.give_back(self._address, self._connection)
+
+
+@lru_cache(maxsize=1024)
+def _address_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if not parts.hostname or parts.port is None:
+        raise UpstreamError("it has no address")
+    return parts.hostname, parts.port
 
 
 @dataclass(slots=True)
@@ -213,15 +238,12 @@ class Upstream:
         Raises:
             UpstreamError: no connection, or it broke before the head.
         """
-        parts = urlsplit(url)
-        if not parts.hostname or parts.port is None:
-            raise UpstreamError("it has no address")
-        address = (parts.hostname, parts.port)
+        address = _address_of(url)
         connection = self._take(address) or await self._connect(address)
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         start = b"POST %b HTTP/1.1\r\nhost: %b:%d\r\n" % (path.encode("ascii"), address[0].encode("ascii"), address[1])
+        lines = [b"%b: %b\r\n" % header for header in headers]
         try:
-            await connection.send(start + lines + b"content-length: %d\r\n\r\n" % len(body) + body)
+            await connection.send(b"".join((start, *lines, b"content-length: %d\r\n\r\n" % len(body), body)))
         except BaseException:  # also a client that goes away: closing tells the replica
             connection.close()
             raise
