@@ -40,7 +40,7 @@ def compare_steps(arena: Arena, num_rows: int, steps: int = 3) -> None:
 def test_both_ways_of_attention_equal_the_plain_forward(
     num_rows: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small, "MATMUL_ATTENTION_CELLS", limit)
+    monkeypatch.setattr(small, "FEW_CELLS", limit)
     compare_steps(policies.make_arena(), num_rows)
 
 
@@ -94,7 +94,10 @@ def test_a_write_into_the_arena_is_seen_after_refresh() -> None:
     [
         (1, 64, 2, 32, True),
         (16, 64, 2, 32, True),
-        (17, 64, 2, 32, False),  # 1088 cells
+        (17, 64, 2, 32, False),  # 1088 rows x columns, 2048 columns x head size
+        (17, 64, 2, 16, True),  # 1024 columns x head size
+        (500, 32, 2, 32, True),
+        (500, 33, 2, 32, False),
         (1, 512, 2, 32, True),  # 32 768 multiplications
         (1, 1024, 16, 32, False),  # 524 288 multiplications: a BLAS with threads would use them
         (1, 288, 1, 32, True),  # 9216 elements

@@ -101,7 +101,8 @@ class RecordBuffer:
     def close(self, slot: int) -> None:
         """Give a slot back."""
         self._free.append(slot)
-        self._heads.pop(slot, None)
+        if self._heads:
+            self._heads.pop(slot, None)
 
     def uniforms(self, slots: Ints, positions: Ints) -> npt.NDArray[np.float64]:
         """Give the random number of each completion at its position; see draw.compute_uniforms."""
@@ -172,8 +173,10 @@ class RecordBuffer:
 
     def spans(self, slot: int, start: int, stop: int) -> list[VersionSpan]:
         """Give the version spans that touch tokens start .. stop-1, in absolute positions."""
-        found = []
         edges = self._spans[slot]
+        if len(edges) == 1:
+            return [_span(start, stop, *edges[0][1:])] if start < stop else []
+        found = []
         for index, (begin, version, identity) in enumerate(edges):
             end = edges[index + 1][0] if index + 1 < len(edges) else stop
             lower, upper = max(begin, start), min(end, stop)

@@ -1,9 +1,10 @@
 """Runs the decoder for the engine: packed prefill and one-token decode steps over a KV cache in slots.
 
-Owns: the KV cache (one slot per row, preallocated), rotary tables, buffers derived from weights, and the order of
-operators of a decode step. A small policy is bound by operator dispatch, so a dense layer is 17 operators: fused
+Owns: rotary tables, buffers derived from weights, and the order of operators of prefill and of a decode step: fused
 q/k/v and gate/up, both norms of q and k as one, keys and values written by one indexed copy, residuals inside
-addmm, results in buffers whose views exist already (workspace.py).
+addmm, results in buffers whose views exist already (workspace.py). A small fp32 policy on a CPU is bound by the cost
+of calling operators and takes its decode steps in small.py. The last layer of a prefill computes keys and values of
+every token, and the rest of the last token only, where nobody wants more.
 
 Promises: rows 0 .. n-1 are dense; a row's result depends on other rows only by rounding; positions past a row's
 length are never read; logits equal models.decoder.forward to rounding, routes exactly.
@@ -414,6 +415,7 @@ class NativeRunner:
         if not is_plain:
             seen = self._columns[:columns] <= torch.from_numpy(padded).to(device)[..., None]
             mask = seen[:, None].repeat(1, 1, fold, 1)
+        is_even_end = all(start + length == columns for start, length in zip(starts, lengths, strict=True))
         first, stop = rows[0], rows[-1] + 1
         is_dense = stop - first == count
         picks = None if is_dense else torch.tensor(rows, device=device)
@@ -422,28 +424,24 @@ class NativeRunner:
         for index, layer in enumerate(params.layers):
             heads = self._project(index, layer, x, rope)
             self.kv.flat[index].index_copy_(0, where, heads[:, num_heads:])
-            if wants_last and index == config.num_layers - 1:
-                ends = torch.from_numpy(np.cumsum(lengths) - 1).to(device)
-                x = x.index_select(0, ends)
-                heads = heads.index_select(0, ends)
-                starts, lengths = [start + length - 1 for start, length in zip(starts, lengths, strict=True)], [1] * count
-                longest, spots = 1, None
-                padded = np.array(starts)[:, None]
-                is_plain = False
-                mask = None
-                if min(starts) + 1 != columns:
-                    mask = (self._columns[:columns] <= torch.from_numpy(padded).to(device)[..., None])[:, None]
-                    mask = mask.expand(-1, -1, fold, -1)
-            if spots is None:
-                q = heads[:, :num_heads].view(count, longest, num_heads, d)
-            else:
-                q = x.new_zeros(count * longest, num_heads, d).index_copy_(0, spots, heads[:, :num_heads])
-                q = q.view(count, longest, num_heads, d)
             if picks is None:
                 keys, values = self.kv.window(index, first, stop, columns)
             else:
                 part = self.kv.all[index].index_select(0, picks)[:, :columns].transpose(1, 2)
                 keys, values = part[:, :num_kv], part[:, num_kv:]
+            if wants_last and index == config.num_layers - 1:
+                ends = torch.from_numpy(np.cumsum(lengths) - 1).to(device)
+                x = x.index_select(0, ends)
+                queries = heads[:, :num_heads].index_select(0, ends).view(count, num_kv, fold, d)
+                seen = (self._columns[:columns] <= positions[ends, None])[:, None, None]
+                mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=None if is_even_end else seen)
+                self._finish_layer(index, layer, x, mixed.reshape(count, -1), routes)
+                break
+            if spots is None:
+                q = heads[:, :num_heads].view(count, longest, num_heads, d)
+            else:
+                q = x.new_zeros(count * longest, num_heads, d).index_copy_(0, spots, heads[:, :num_heads])
+                q = q.view(count, longest, num_heads, d)
             if mask is None:
                 keys, values = keys.repeat_interleave(fold, 1), values.repeat_interleave(fold, 1)
                 mixed = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, is_causal=True)

@@ -41,9 +41,12 @@ from hotloop.models.decoder import compute_moe
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-MATMUL_ATTENTION_CELLS = 1024
-"""Rows x columns up to which one numpy product per row and key head costs less than torch's fused attention (measured
-on two CPUs, head sizes 16 and 32)."""
+_silu: Callable[..., Tensor] = torch._C._nn.silu
+"""What F.silu calls; it takes `out`, which its stub does not say."""
+
+FEW_CELLS = 1024
+"""Rows x columns, or columns x head size, up to which one numpy product per row and key head costs less than torch's
+fused attention: measured for 1 to 450 rows, 12 to 96 columns, head sizes 16 and 32."""
 BLAS_VECTOR_THREADS_AT = 9216
 """Elements of a matrix above which OpenBLAS may split a matrix-vector product among threads (interface/gemv.c)."""
 BLAS_MATRIX_THREADS_AT = 262_144
@@ -58,7 +61,7 @@ def choose_numpy_attention(num_rows: int, columns: int, fold: int, head_dim: int
     """
     cells = columns * head_dim
     starts_threads = cells > BLAS_VECTOR_THREADS_AT if fold == 1 else cells * fold > BLAS_MATRIX_THREADS_AT
-    return num_rows * columns <= MATMUL_ATTENTION_CELLS and not starts_threads
+    return min(num_rows * columns, cells) <= FEW_CELLS and not starts_threads
 
 
 @dataclass(slots=True)
@@ -204,7 +207,7 @@ class SmallDecoder:
             normalise()
             if step.gate_up_t is not None and step.down_t is not None:
                 torch.mm(rows.h_t, step.gate_up_t, out=rows.gate_up_t)
-                torch._C._nn.silu(rows.gate_t, out=rows.act_t)
+                _silu(rows.gate_t, out=rows.act_t)
                 multiply(rows.act, rows.up, rows.act)
                 rows.x_t.addmm_(rows.act_t, step.down_t)
                 if config.num_experts:
