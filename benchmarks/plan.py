@@ -1,8 +1,9 @@
 """Time the planner: `python benchmarks/plan.py`. Prints medians and the machine.
 
 In process: the plan of some lab models, of the largest layout (512 nodes) and of an experiment with many errors, each
-with its JSON. As a command: `hotloop plan --json` in a new process, with its modules compiled beforehand as an
-installed package has them. CPU time is printed beside wall time, because it holds on a machine that others use too.
+with its JSON. As a command: `hotloop plan FILE --json` in a new process, beside what such a process cannot do without:
+the interpreter, click, and pydantic with one empty model. CPU time is printed beside wall time, because it holds on a
+machine that others use too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hotloop.experiment.choices import Experiment
@@ -57,21 +59,51 @@ def measure(call: Callable[[], object], repeats: int) -> str:
     return f"{statistics.median(walls):7.2f} ms wall, {statistics.median(cpus):7.2f} ms CPU"
 
 
-def measure_command() -> str:
-    """Return the median wall and CPU time of `hotloop plan --json`, in words."""
-    command = [sys.executable, "-m", "hotloop.cli.main", "plan", "--json"]
+def measure_commands(commands: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Run commands in new processes, in turns, so that all of them meet the same machine; medians in words.
+
+    Modules are compiled beforehand, into a folder of this run, as an installed package has them.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    walls, cpus = [], []
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as cache:
         environment["PYTHONPYCACHEPREFIX"] = cache
         for _ in range(1 + COMMAND_REPEATS):
-            wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-            walls.append(1000 * (time.perf_counter() - wall))
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpus.append(1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
-    # The first run compiles.
-    return f"{statistics.median(walls[1:]):7.0f} ms wall, {statistics.median(cpus[1:]):7.0f} ms CPU"
+            for name, command in commands.items():
+                wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+                wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
+                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                times[name].append((1000 * wall, 1000 * cpu))
+    said = {}
+    for name, pairs in times.items():
+        walls, cpus = zip(*pairs[1:], strict=True)  # The first run compiles.
+        said[name] = (
+            f"{statistics.median(walls):7.0f} ms wall (fastest {min(walls):.0f}), "
+            f"{statistics.median(cpus):7.0f} ms CPU (least {min(cpus):.0f})"
+        )
+    return said
+
+
+def list_commands(folder: Path) -> dict[str, list[str]]:
+    """Return the commands to time: plans of two experiment files, and what no command built like this can do without.
+
+    The command is the script that an installation puts beside its interpreter.
+    """
+    python, hotloop = sys.executable, str(Path(sys.executable).with_name("hotloop"))
+    small, large = folder / "default.toml", folder / "large.toml"
+    small.write_text('model = "flash"\n', encoding="utf-8")
+    large.write_text('model = "glm5"\nlayout = "separate"\npd = true\nrdma_device = "mlx5_0"\n', encoding="utf-8")
+    return {
+        "hotloop plan FILE --json, flash, 8 GPUs": [hotloop, "plan", str(small), "--json"],
+        "hotloop plan FILE --json, glm5, 512 GPUs": [hotloop, "plan", str(large), "--json"],
+        "python -c pass": [python, "-c", "pass"],
+        "python, import click": [python, "-c", "import click"],
+        "python, import click and pydantic": [python, "-c", "import click; from pydantic import BaseModel, Field"],
+        "the same, with plug-ins as pydantic comes": [
+            python, "-c", "import click, pydantic\nclass Empty(pydantic.BaseModel): pass",
+        ],
+    }  # fmt: skip
 
 
 def dump(plan: Plan) -> str:
@@ -89,7 +121,9 @@ def main() -> None:
         print(f"{name:36} plan {measure(partial(build_plan, experiment), REPEATS)}")
         found = f"{len(plan.errors)} errors, {len(plan.repairs)} repairs"
         print(f"{'':36} json {measure(partial(dump, plan), REPEATS)}; {found}")
-    print(f"{'hotloop plan --json, a new process':41} {measure_command()}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, said in measure_commands(list_commands(Path(folder))).items():
+            print(f"{name:41} {said}")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ import sys
 import click
 
 from hotloop import __version__
+from hotloop.cli.pydantic_start import leave_out_plugins
 from hotloop.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, HotloopError, InputError
 
-# Looking for pydantic plug-ins reads the metadata of every installed package at each start; none is used here.
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+leave_out_plugins()
 
 COMMANDS: dict[str, str] = {
     "run": "Run an experiment here, for real, at laptop size.",

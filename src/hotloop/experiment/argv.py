@@ -8,7 +8,7 @@ Promises: pure. A value of the wrong type reads as the default, because the flag
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.experiment.catalog.records import Gpu, Model
 from hotloop.experiment.choices import Experiment
@@ -18,8 +18,7 @@ from hotloop.experiment.flags import FlagUse, split_flags
 from hotloop.experiment.resolve import effective_recipe
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """What slime's parsers see."""
 
     argv: tuple[str, ...]

@@ -60,8 +60,7 @@ class Stage:
     has_head: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EngineGroup:
+class EngineGroup(NamedTuple):
     """Engines with the same settings."""
 
     role: str
@@ -72,8 +71,7 @@ class EngineGroup:
     eagle: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Sizes, stages, engines and per-GPU records."""
 
     kind: str
@@ -121,7 +119,7 @@ class Layout:
 
 
 def _without_gpus(layout: Layout) -> dict[str, Any]:
-    return {name: getattr(layout, name) for name in Layout.__slots__ if name != "gpus"}
+    return {name: getattr(layout, name) for name in Layout._fields if name != "gpus"}
 
 
 def compute_stages(arch: Arch, recipe: Recipe) -> tuple[Stage, ...]:

@@ -10,7 +10,6 @@ Promises: values that the user gave are kept; resolving twice changes nothing. D
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from hotloop.experiment.catalog.load import find_model, load_catalog
@@ -81,7 +80,7 @@ def effective_recipe(experiment: Experiment, model: Model) -> Recipe:
         smallest = 0 if name.endswith("stage_layers") else 1e-9
         if smallest <= value < 10**9:
             changed[name] = value
-    return dataclasses.replace(model.recipe, **changed) if changed else model.recipe
+    return model.recipe._replace(**changed) if changed else model.recipe
 
 
 def serving_directory(model: Model, precision: str) -> str:

@@ -12,8 +12,7 @@ Source: slime 624b824a, `train.py` and its `should_run_periodic_action`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.errors import InputError, Problem
 
@@ -21,8 +20,7 @@ _BATCH_KEYS = ("sampling.num_groups", "sampling.group_size", "optimizer.steps_pe
 _PARALLEL_KEYS = ("nodes", "rollout_gpus", "prefill_gpus", "layout")
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePlan:
+class ResumePlan(NamedTuple):
     """What a run that starts from a checkpoint, or from nothing, will do."""
 
     first_round: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def launch(*extra: str, without: tuple[str, ...] = (), **choices: Any) -> Launch
             skipping = word in without
         if not skipping:
             words.append(word)
-    return dataclasses.replace(base, argv=(*words, *extra))
+    return base._replace(argv=(*words, *extra))
 
 
 def errors(made: Launch) -> list[str]:
@@ -292,11 +291,11 @@ def test_a_rule_of_slime_is_found_broken_alone_and_its_neighbour_is_fine(
 @pytest.mark.parametrize("value", ["", "8"])
 def test_tp_or_cp_needs_one_device_connection_unless_the_gpu_is_a_blackwell(value: str) -> None:
     base = launch()
-    broken = dataclasses.replace(base, environment={**base.environment, "CUDA_DEVICE_MAX_CONNECTIONS": value})
+    broken = base._replace(environment={**base.environment, "CUDA_DEVICE_MAX_CONNECTIONS": value})
     assert errors(broken) == ["device_connections"]
-    assert errors(dataclasses.replace(broken, is_blackwell=True)) == []
+    assert errors(broken._replace(is_blackwell=True)) == []
     alone = launch("--tensor-model-parallel-size", "1", "--context-parallel-size", "1")
-    assert errors(dataclasses.replace(alone, environment={})) == []
+    assert errors(alone._replace(environment={})) == []
 
 
 def test_blackwell_is_read_from_the_catalogue() -> None:
@@ -310,25 +309,25 @@ def test_blackwell_is_read_from_the_catalogue() -> None:
 @pytest.mark.parametrize("algorithm", ["Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS"])
 def test_deterministic_mode_needs_a_known_nccl_algorithm(algorithm: str) -> None:
     base = launch(deterministic=True)
-    assert errors(dataclasses.replace(base, environment={**base.environment, "NCCL_ALGO": algorithm})) == []
-    assert errors(dataclasses.replace(base, environment={**base.environment, "NCCL_ALGO": "NVLS"})) == ["nccl_algo"]
+    assert errors(base._replace(environment={**base.environment, "NCCL_ALGO": algorithm})) == []
+    assert errors(base._replace(environment={**base.environment, "NCCL_ALGO": "NVLS"})) == ["nccl_algo"]
     assert errors(launch("--deterministic-mode")) == ["nccl_algo"]
 
 
 def test_all_groups_of_a_model_share_one_model_path() -> None:
     base = launch(pd=True, rdma_device="d", rollout_gpus=16, **SEPARATE)
     prefill, decode = base.server_groups
-    other = dataclasses.replace(decode, overrides=(("model_path", "/other"),))
-    assert errors(dataclasses.replace(base, server_groups=(prefill, other))) == ["group_model_path"]
-    same = tuple(dataclasses.replace(group, overrides=(("model_path", "/m"),)) for group in (prefill, decode))
-    assert errors(dataclasses.replace(base, server_groups=same)) == []
+    other = decode._replace(overrides=(("model_path", "/other"),))
+    assert errors(base._replace(server_groups=(prefill, other))) == ["group_model_path"]
+    same = tuple(group._replace(overrides=(("model_path", "/m"),)) for group in (prefill, decode))
+    assert errors(base._replace(server_groups=same)) == []
 
 
 def test_groups_of_a_colocated_pool_sum_to_the_trainer_s_gpus() -> None:
     base = launch(pd=True, rdma_device="d", nodes=2)
     assert errors(base) == []
     smaller = (ServerGroup("prefill", 8, 8), ServerGroup("decode", 4, 8))
-    assert errors(dataclasses.replace(base, server_groups=smaller)) == ["pd_groups"]
+    assert errors(base._replace(server_groups=smaller)) == ["pd_groups"]
 
 
 def test_n_of_one_turns_the_deviation_off_with_a_note() -> None:

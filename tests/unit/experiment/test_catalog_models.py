@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +93,9 @@ def test_a_model_without_a_script_can_only_be_served(tmp_path: Path) -> None:
 
 def test_a_further_file_may_replace_a_gpu(tmp_path: Path) -> None:
     table = tmp_path / "gpu.toml"
-    gpu = dataclasses.replace(CATALOG.gpus["h100"], memory_bytes=40 * 10**9)
-    lines = [f'{f.name} = {str(v).lower() if isinstance(v, bool) else repr(v)}'
-             for f in dataclasses.fields(gpu) if f.name != "id" and (v := getattr(gpu, f.name)) != ""]  # fmt: skip
+    gpu = CATALOG.gpus["h100"]._replace(memory_bytes=40 * 10**9)
+    lines = [f'{name} = {str(v).lower() if isinstance(v, bool) else repr(v)}'
+             for name, v in gpu._asdict().items() if name != "id" and v != ""]  # fmt: skip
     table.write_text("[gpus.h100]\n" + "\n".join(lines).replace("'", '"') + "\n", encoding="utf-8")
     plan = build_plan(Experiment(), catalog=load_catalog([table]))
     assert plan.memory_plan.total("train").capacity_bytes == 40 * 10**9
@@ -121,7 +120,7 @@ def test_a_proposed_entry_reads_back_as_what_was_written() -> None:
     catalog = parse_catalog({"x": propose_entry("r1", DEEPSEEK, "deepseek-ai/DeepSeek-R1")}, CATALOG)
     model = catalog.models["r1"]
     assert model.arch == parse_arch(DEEPSEEK)
-    assert dataclasses.replace(model.recipe, extra={}) == dataclasses.replace(propose_recipe(model.arch), extra={})
+    assert model.recipe._replace(extra={}) == propose_recipe(model.arch)._replace(extra={})
     assert (model.published_precision, model.has_mtp) == ("fp8", True)
 
 
@@ -129,9 +128,7 @@ def test_a_proposed_entry_reads_back_as_what_was_written() -> None:
 def test_proposed_sizes_divide_and_fit(model: str) -> None:
     known = CATALOG.models[model]
     recipe = propose_recipe(known.arch)
-    catalog = dataclasses.replace(
-        CATALOG, models={**CATALOG.models, model: dataclasses.replace(known, recipe=recipe, rollout_only=False)}
-    )
+    catalog = CATALOG._replace(models={**CATALOG.models, model: known._replace(recipe=recipe, rollout_only=False)})
     plan = build_plan(Experiment(model=model, nodes=recipe.nodes, cpu_adam=True, response_tokens=2048), catalog=catalog)
     codes = {error.code for error in plan.errors}
     assert not codes & {"train_grid", "expert_grid", "engine_multiple", "memory"}

@@ -6,7 +6,6 @@ hooks on every tensor that autograd saves.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from types import MappingProxyType
@@ -57,9 +56,9 @@ def plan_of(config: dict[str, Any]) -> MemoryPlan:
     """The account with the torch record: one process, a microbatch of ROWS rows."""
     catalog = load_catalog()
     base = catalog.models["qwen3-0.6b"]
-    recipe = dataclasses.replace(base.recipe, max_tokens_per_gpu=ROWS * LENGTH)
-    model = dataclasses.replace(base, id="tiny", arch=parse_arch(config), recipe=recipe)
-    tiny: Catalog = dataclasses.replace(catalog, models=MappingProxyType({**catalog.models, "tiny": model}))
+    recipe = base.recipe._replace(max_tokens_per_gpu=ROWS * LENGTH)
+    model = base._replace(id="tiny", arch=parse_arch(config), recipe=recipe)
+    tiny: Catalog = catalog._replace(models=MappingProxyType({**catalog.models, "tiny": model}))
     experiment = Experiment(model="tiny", response_tokens=RESPONSE, cpu_adam=False)
     return compute_memory(experiment, tiny, backend=TORCH)
 

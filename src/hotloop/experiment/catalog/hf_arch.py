@@ -10,7 +10,6 @@ covers, is an InputError that names the key. Does not do: parallel sizes (propos
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -180,8 +179,7 @@ def parse_arch(config: Mapping[str, Any]) -> Arch:
         raise InputError.of(read.problems)
     values["kv_bytes_per_token_bf16"] = 2 * values["kv_values_per_token_per_layer"] * values["kv_layers"]
     arch = Arch(**values)
-    return dataclasses.replace(
-        arch,
+    return arch._replace(
         params_total=count_total_params(arch),
         params_active=count_active_params(arch),
         params_expert=arch.moe_layers * count_layer_params(arch).experts,

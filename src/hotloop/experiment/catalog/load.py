@@ -10,7 +10,6 @@ carries a `source`. Does not do: invent sizes (propose.py does that for models w
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ _SHOWN_ONLY = frozenset(
 
 def _build(record: type[_R], table: Mapping[str, Any], where: str, problems: list[Problem], **given: Any) -> _R | None:
     """Fill one record; add to `problems` what does not fit and return None if anything is missing."""
-    names = {field.name: field for field in dataclasses.fields(record)}
+    names = record._fields
     values = dict(given)
     is_whole = True
     for key, value in table.items():
@@ -54,7 +53,7 @@ def _build(record: type[_R], table: Mapping[str, Any], where: str, problems: lis
             problems.append(Problem("catalog_entry", "is not a fact the catalogue knows", f"{where}.{key}", hint))
             is_whole = False
             continue
-        kind = str(names[key].type)
+        kind = _kind_of(record, key)
         if isinstance(value, list) and kind.startswith("tuple"):
             value = tuple(value)
         if kind == "float" and type(value) is int:
@@ -65,12 +64,17 @@ def _build(record: type[_R], table: Mapping[str, Any], where: str, problems: lis
             is_whole = False
             continue
         values[key] = value
-    for name, field in names.items():
-        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        if not has_default and name not in values:
+    for name in names:
+        if name not in record._field_defaults and name not in values:
             problems.append(Problem("catalog_entry", "is missing", f"{where}.{name}", "Add it."))
             is_whole = False
     return record(**values) if is_whole else None
+
+
+def _kind_of(record: type[_R], name: str) -> str:
+    """Return the text of a field's annotation, which a named tuple keeps inside a forward reference."""
+    kind = record.__annotations__[name]
+    return str(getattr(kind, "__forward_arg__", kind))
 
 
 _SCALARS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -156,8 +160,7 @@ def _load_packaged() -> Catalog:
     texts = {name: (_FOLDER / name).read_text(encoding="utf-8") for name in _PACKAGED}
     texts["models.toml"], models = split_entries(texts["models.toml"], "models")
     texts["gpus.toml"], gpus = split_entries(texts["gpus.toml"], "gpus")
-    return dataclasses.replace(
-        parse_catalog(texts),
+    return parse_catalog(texts)._replace(
         models=LazyEntries(models, lambda text: parse_catalog({"models.toml": text}).models),
         gpus=LazyEntries(gpus, lambda text: parse_catalog({"gpus.toml": text}).gpus),
     )

@@ -24,9 +24,11 @@ def split_entries(text: str, kind: str) -> tuple[str, dict[str, str]]:
     Returns: the text before the first entry, and name -> the text of its tables.
     """
     starts = list(re.finditer(rf'^\[{kind}\."([^"]+)"\]$', text, re.MULTILINE))
+    if not starts:
+        return text, {}
     ends = [start.start() for start in starts[1:]] + [len(text)]
     entries = {start[1]: text[start.start() : end] for start, end in zip(starts, ends, strict=True)}
-    return text[: starts[0].start()] if starts else text, entries
+    return text[: starts[0].start()], entries
 
 
 class LazyEntries(Mapping[str, _R]):

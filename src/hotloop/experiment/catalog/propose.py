@@ -9,7 +9,6 @@ each carries `our proposal` as its source. Does not do: read files (the command 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -97,11 +96,11 @@ def _render_value(value: object) -> str:
 def _render_table(record: Arch | Recipe | Convert) -> list[str]:
     """Write the fields of a record that differ from their defaults, or have none."""
     lines = []
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if field.name in _SKIPPED or (field.default is not dataclasses.MISSING and value == field.default):
+    defaults = record._field_defaults
+    for name, value in record._asdict().items():
+        if name in _SKIPPED or (name in defaults and value == defaults[name]):
             continue
-        lines.append(f"{field.name} = {_render_value(value)}")
+        lines.append(f"{name} = {_render_value(value)}")
     return lines
 
 

@@ -10,14 +10,13 @@ does not have. Does not do: parameter counts of a layer or a stage (layout.py), 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 AttentionKind = Literal["gqa", "mla", "hybrid-gdn", "hybrid_mla_kda"]
 
 
-@dataclass(frozen=True, slots=True)
-class Arch:
+class Arch(NamedTuple):
     """Dimensions of an architecture, as slime's model scripts give them."""
 
     layers: int
@@ -98,8 +97,7 @@ class Arch:
         return self.kv_lora_rank > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """Parallel sizes and settings that a model is trained and served with."""
 
     nodes: int
@@ -126,12 +124,11 @@ class Recipe:
     kv_cache_dtype: str = "auto"
     moe_dispatcher: str = "flex"
     serving_precision: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = MappingProxyType({})
     """Facts of slime's own run script that the planner shows and does not use, such as its batch sizes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Convert:
+class Convert(NamedTuple):
     """How the Hugging Face directory is turned into a Megatron checkpoint."""
 
     nodes: int
@@ -146,8 +143,7 @@ class Convert:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Deployment:
+class Deployment(NamedTuple):
     """A published serving configuration of a model without a training recipe."""
 
     gpu: str
@@ -157,8 +153,7 @@ class Deployment:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(NamedTuple):
     """One architecture with its checkpoint, recipe and sources."""
 
     id: str
@@ -190,8 +185,7 @@ class Model:
         return self.hf_repo.rsplit("/", 1)[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU part. Rates are peak dense FLOP/s; 0.0 means not available or not published."""
 
     id: str
@@ -212,8 +206,7 @@ class Gpu:
     has_fp8: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
+class Catalog(NamedTuple):
     """Everything that the planner knows about the outside world."""
 
     models: Mapping[str, Model]

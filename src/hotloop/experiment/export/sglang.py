@@ -11,7 +11,7 @@ Promises: the groups sum to the rollout GPUs, every group has the engine size, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.experiment.catalog.records import Recipe
 from hotloop.experiment.choices import Experiment
@@ -25,8 +25,7 @@ def rollout_pool(choices: Experiment) -> int:
     return choices.rollout_gpus or 0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerGroup:
+class ServerGroup(NamedTuple):
     """Engines of one role."""
 
     role: str
