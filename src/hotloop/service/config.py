@@ -64,6 +64,15 @@ class LimitsConfig(_Record):
     """How long a POST may look at the bucket before it answers."""
 
 
+class PeersConfig(_Record):
+    """Nodes that read each object from the bucket once between them; they need one `partition`."""
+
+    listen: str = ""
+    """This node's own address, `http://host:port`, where it serves its delivery cache to the others."""
+    nodes: tuple[str, ...] = ()
+    """Addresses of all nodes, the same on each."""
+
+
 class DeploymentConfig(_Record):
     """One deployment: replicas of one policy behind one address."""
 
@@ -92,6 +101,7 @@ class DeploymentConfig(_Record):
     engine: EngineConfig = EngineConfig()
     transition: TransitionConfig = TransitionConfig()
     limits: LimitsConfig = LimitsConfig()
+    peers: PeersConfig = PeersConfig()
 
 
 def load_config(path: Path, overrides: dict[str, Any] | None = None) -> DeploymentConfig:

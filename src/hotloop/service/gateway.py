@@ -169,6 +169,7 @@ class Gateway:
             "served_model_name": config.served_model_name,
             "state_dir": str(self._state_dir / replica_id),
             "cache_dir": config.cache_dir,
+            "peers": config.peers.model_dump(),
             "tokenizer": config.tokenizer,
             "engine": config.engine.model_dump(),
             "storage_budget_s": config.limits.storage_budget_s,

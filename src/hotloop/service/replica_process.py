@@ -17,6 +17,7 @@ import uvicorn
 
 from hotloop.engines.base import EngineSettings
 from hotloop.service.parent_watch import die_with_parent, end_with_stdin
+from hotloop.service.peering import open_peers
 from hotloop.service.reconciler import Wiring
 from hotloop.service.replica import Replica
 from hotloop.service.rollouts import RolloutSettings
@@ -37,10 +38,11 @@ def build(settings: dict[str, Any], token: str, keys: StaticKeys | None, partiti
     bucket = open_bucket(settings["bucket"], keys=keys)
     retry = RetryPolicy(budget_s=settings["storage_budget_s"])
     state_dir = Path(settings["state_dir"])
+    peers = open_peers(settings["peers"]["nodes"], settings["peers"]["listen"], partition)
     wiring = Wiring(
         replica_id=settings["replica_id"],
         reader=SnapshotReader(bucket, retry=retry),
-        cache=Cache(settings["cache_dir"], partition, bucket, retry=retry),
+        cache=Cache(settings["cache_dir"], partition, bucket, retry=retry, peers=peers),
         mirror=Mirror(state_dir / "mirror"),
         state_dir=state_dir,
         engine=EngineSettings(**settings["engine"], driver="thread"),  # statuses and swaps must not wait for a step

@@ -26,6 +26,7 @@ from hotloop.service.gateway import Gateway
 from hotloop.service.launchers.base import Launcher
 from hotloop.service.launchers.local import LocalLauncher
 from hotloop.service.parent_watch import end_with_stdin
+from hotloop.service.peering import check_peers, open_peers, serve_peers
 from hotloop.service.replica_process import PARTITION_VARIABLE, STORAGE_VARIABLE
 from hotloop.service.secrets import read_secret
 from hotloop.snapshots.bucket_access import open_bucket, parse_reader_secret
@@ -50,6 +51,7 @@ def run_deployment(config: DeploymentConfig, launcher: Launcher | None = None, l
     if config.keys:
         keys = parse_keys(read_secret(config.keys, config.secrets_dir))
     check_bind(config.host, keys)
+    check_peers(config)
     storage_text = read_secret(config.storage, config.secrets_dir).text if config.storage else ""
     static = parse_reader_secret(storage_text) if storage_text else None
     state_dir = _state_dir(config)
@@ -60,16 +62,23 @@ def run_deployment(config: DeploymentConfig, launcher: Launcher | None = None, l
         config = config.model_copy(update={"cache_dir": cache_dir})
         bucket = open_bucket(config.bucket, keys=static)
         retry = RetryPolicy(budget_s=POST_RETRY_BUDGET_S)
+        peers = open_peers(config.peers.nodes, config.peers.listen, partition)
+        cache = Cache(cache_dir, partition, bucket, retry=retry, peers=peers)
         gateway = Gateway(
             config,
             keys=keys,
             reader=SnapshotReader(bucket, retry=retry),
-            cache=Cache(cache_dir, partition, bucket, retry=retry),
+            cache=cache,
             launcher=launcher or LocalLauncher(),
             secret_variables={STORAGE_VARIABLE: storage_text, PARTITION_VARIABLE: partition.hex()},
             state_dir=state_dir,
         )
-        run(_serve(gateway, config), loop)
+        peer_server = serve_peers(cache, config.peers.listen, partition)
+        try:
+            run(_serve(gateway, config), loop)
+        finally:
+            if peer_server is not None:
+                peer_server.close()
     finally:
         os.close(lock)
 
