@@ -87,6 +87,7 @@ def _describe_record(node: ast.ClassDef) -> list[str]:
             meaning = " ".join(str(following.value.value).split())
         kind = ast.unparse(statement.annotation)
         default = ast.unparse(statement.value) if statement.value is not None else "required"
+        default = default.replace(".model_construct()", "()")  # A section of defaults, whichever way it is built.
         cell = f"`{kind} = {default}`".replace("|", chr(92) + "|")
         lines.append(f"| `{statement.target.id}` | {cell} | {meaning.replace('|', '/')} |")
     return [*lines, ""]

@@ -10,6 +10,7 @@ import click
 from hotloop.cli.planner_input import (
     exit_bad_input,
     experiment_options,
+    host_ram_option,
     open_experiment,
     open_plan,
     print_errors,
@@ -20,6 +21,7 @@ from hotloop.errors import InputError
 
 @click.command(name="check")
 @experiment_options
+@host_ram_option
 @click.option("--json", "as_json", is_flag=True, help="Print errors and notes as JSON.")
 @click.option(
     "--hf-config",
@@ -32,6 +34,7 @@ def command(
     preset: str | None,
     settings: tuple[str, ...],
     catalogs: tuple[Path, ...],
+    host_ram_gb: float,
     as_json: bool,
     hf_config: Path | None,
 ) -> None:
@@ -40,7 +43,7 @@ def command(
     from hotloop.experiment.hf_config import check_hf_config
     from hotloop.experiment.records import to_plain
 
-    opened = open_plan(open_experiment(file, preset, settings), catalogs)
+    opened = open_plan(open_experiment(file, preset, settings), catalogs, host_ram_gb)
     errors = list(opened.plan.errors)
     if hf_config is not None:
         errors += check_hf_config(_read_config(hf_config), find_model(opened.catalog, opened.plan.resolved.model))

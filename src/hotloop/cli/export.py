@@ -10,6 +10,7 @@ from hotloop.cli.planner_input import (
     Opened,
     exit_bad_input,
     experiment_options,
+    host_ram_option,
     open_experiment,
     open_plan,
     print_errors,
@@ -21,6 +22,7 @@ SCRIPTS = ("experiment.sh", "serving-reference.sh")
 
 @click.command(name="export")
 @experiment_options
+@host_ram_option
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write into.")
 @click.option("--target", type=click.Choice(["v0.4.0", "624b824a"]), help="Which slime to write for.")
 @click.option(
@@ -33,6 +35,7 @@ def command(
     preset: str | None,
     settings: tuple[str, ...],
     catalogs: tuple[Path, ...],
+    host_ram_gb: float,
     out: Path,
     target: str | None,
     slime_dir: Path | None,
@@ -46,7 +49,7 @@ def command(
     experiment = open_experiment(file, preset, settings)
     if target is not None:
         experiment = experiment.model_copy(update={"slime_target": target})
-    opened = open_plan(experiment, catalogs)
+    opened = open_plan(experiment, catalogs, host_ram_gb)
     bundle = build_bundle(opened.plan, opened.catalog, read_build())
     out.mkdir(parents=True, exist_ok=True)
     for name in SCRIPTS:

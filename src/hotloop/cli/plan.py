@@ -6,21 +6,27 @@ from pathlib import Path
 
 import click
 
-from hotloop.cli.planner_input import experiment_options, open_experiment, open_plan, short_lived
+from hotloop.cli.planner_input import experiment_options, host_ram_option, open_experiment, open_plan, short_lived
 
 
 @click.command(name="plan")
 @experiment_options
+@host_ram_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
 @short_lived
 def command(
-    file: Path | None, preset: str | None, settings: tuple[str, ...], catalogs: tuple[Path, ...], as_json: bool
+    file: Path | None,
+    preset: str | None,
+    settings: tuple[str, ...],
+    catalogs: tuple[Path, ...],
+    host_ram_gb: float,
+    as_json: bool,
 ) -> None:
     """Show layout, memory, findings, estimates and the launch guide of an experiment.
 
     Exits 0 even when the experiment has errors; `hotloop check` is the command that fails.
     """
-    opened = open_plan(open_experiment(file, preset, settings), catalogs)
+    opened = open_plan(open_experiment(file, preset, settings), catalogs, host_ram_gb)
     if as_json:
         import orjson
 

@@ -1,7 +1,7 @@
 """What the planner's commands share: reading an experiment, asking for its plan, and asking git about this package.
 
-Owns: the options `--set`, `--preset` and `--catalog`, `open_experiment`, `open_plan`, `read_build`. Whatever touches
-a disk or a process for the planner happens here, because `experiment/` is pure.
+Owns: the options `--set`, `--preset`, `--catalog` and `--host-ram`, `open_experiment`, `open_plan`, `read_build`.
+Whatever touches a disk or a process for the planner happens here, because `experiment/` is pure.
 """
 
 from __future__ import annotations
@@ -83,6 +83,19 @@ def experiment_options(command: _F) -> _F:
     return command
 
 
+def host_ram_option(command: _F) -> _F:
+    """Add `--host-ram` to a command whose answer depends on what fits into a node."""
+    return click.option(
+        "--host-ram",
+        "host_ram_gb",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1500.0,
+        show_default=True,
+        metavar="GB",
+        help="Host memory of one node, in 10^9 bytes.",
+    )(command)
+
+
 def open_experiment(file: Path | None, preset: str | None, settings: Sequence[str] = ()) -> Experiment:
     """Read FILE, or a preset, or the defaults, and apply the settings.
 
@@ -106,12 +119,13 @@ def open_catalog(catalogs: Sequence[Path]) -> Catalog:
     return load_catalog(catalogs)
 
 
-def open_plan(experiment: Experiment, catalogs: Sequence[Path]) -> Opened:
+def open_plan(experiment: Experiment, catalogs: Sequence[Path], host_ram_gb: float) -> Opened:
     """Plan an experiment; a resumed one is planned with what its folder says, if the folder is here."""
     from hotloop.experiment.plan import build_plan
 
     catalog = open_catalog(catalogs)
-    return Opened(build_plan(experiment, catalog=catalog, resume=read_resume_facts(experiment)), catalog)
+    resume, host_ram_bytes = read_resume_facts(experiment), round(host_ram_gb * 10**9)
+    return Opened(build_plan(experiment, catalog=catalog, resume=resume, host_ram_bytes=host_ram_bytes), catalog)
 
 
 def read_resume_facts(experiment: Experiment) -> ResumeFacts | None:

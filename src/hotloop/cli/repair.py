@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hotloop.cli.planner_input import experiment_options, open_experiment, open_plan
+from hotloop.cli.planner_input import experiment_options, host_ram_option, open_experiment, open_plan
 from hotloop.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(name="repair")
 @experiment_options
+@host_ram_option
 @click.option("--apply", "code", metavar="CODE", help="Apply the first repair of this error and print the experiment.")
 @click.option("--choice", type=click.IntRange(min=1), default=1, show_default=True, help="Which repair of that error.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the experiment to a file.")
@@ -26,6 +27,7 @@ def command(
     preset: str | None,
     settings: tuple[str, ...],
     catalogs: tuple[Path, ...],
+    host_ram_gb: float,
     code: str | None,
     choice: int,
     out: Path | None,
@@ -39,7 +41,7 @@ def command(
     from hotloop.experiment.records import to_plain
 
     experiment = open_experiment(file, preset, settings)
-    opened = open_plan(experiment, catalogs)
+    opened = open_plan(experiment, catalogs, host_ram_gb)
     repairs = opened.plan.repairs
     if code is None:
         if as_json:

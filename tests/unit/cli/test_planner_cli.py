@@ -290,6 +290,33 @@ def test_a_file_and_a_preset_together_are_refused(sound: Path) -> None:
     assert "[two_inputs]" in done.stderr
 
 
+def test_the_host_memory_of_a_node_is_an_option(tmp_path: Path) -> None:
+    def host_of(*words: str) -> dict[str, object]:
+        plan = json.loads(hotloop("plan", "--set", "model=deepseek", "--json", *words).stdout)
+        host: dict[str, object] = next(total for total in plan["memory_totals"] if total["phase"] == "host")
+        return {**host, "errors": [error["code"] for error in plan["errors"]]}
+
+    usual, small = host_of(), host_of("--host-ram", "500")
+    assert usual["capacity_bytes"] == 1_500 * 10**9 and usual["errors"] == []
+    assert small["capacity_bytes"] == 500 * 10**9 and small["errors"] == ["memory"] and small["verdict"] == "over"
+    assert small["bytes"] == usual["bytes"]
+    exact = str(int(str(usual["bytes"])) / 10**9)
+    assert host_of("--host-ram", exact)["errors"] == []
+
+
+@pytest.mark.parametrize(("command", "says"), [("check", "[memory]"), ("repair", "memory: "), ("export", "[memory]")])
+def test_every_verdict_on_memory_takes_the_same_host(command: str, says: str, tmp_path: Path) -> None:
+    words = ["--set", "model=deepseek", *(["--out", str(tmp_path / "out")] if command == "export" else [])]
+    small, usual = hotloop(command, *words, "--host-ram", "500"), hotloop(command, *words)
+    assert says in small.stdout + small.stderr and says not in usual.stdout + usual.stderr
+    assert usual.returncode == 0 and small.returncode == (0 if command == "repair" else 2)
+
+
+def test_a_node_without_host_memory_is_refused() -> None:
+    done = hotloop("plan", "--host-ram", "0")
+    assert done.returncode == 2 and "--host-ram" in done.stderr
+
+
 def test_the_planner_works_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys, runpy\n"
