@@ -30,6 +30,7 @@ def spec(root: Path, **settings: Any) -> ReplicaSpec:
         "cache_dir": str(root / "cache"),
         "tokenizer": "",
         "engine": {"kind": "fake"},
+        "peers": {"listen": "", "nodes": []},
         "storage_budget_s": 5.0,
         "incomplete_wait_s": 0.0,
         "max_body_bytes": 1024 * 1024,
