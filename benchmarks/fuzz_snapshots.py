@@ -3,14 +3,14 @@
 Owns: mutations drawn from a seed, and the verdict on one mutated input. A verdict is "same" (the mutation did not
 matter: the decoded tensors are right), "collision" (other bytes with the Adler-32 that the file states, which no reader
 of this format can find without the manifest's SHA-256), or the reason code of a `SnapshotError`. Anything else is a
-finding, printed with its seed: another exception, bytes that do not fit their checksum, a changed base, or a case that
-does not end.
+finding, printed with its seed: another exception, bytes that do not fit their checksum, a changed base, a case that
+does not end, or a shard that is decoded to changes and rebuilt as whole tensors with different outcomes.
 
 Targets: `header` (length and JSON of a delta shard), `frame` (payload bytes), `overwrite` (payload of that encoding),
 `index` (a slime index), `plain_index` (that of a bucket directory) and `manifest` (`snapshot.json`). Reproduce one
 case with --target, --seed and --count 1.
 
-Run: python benchmarks/fuzz_snapshots.py [--count 1000000] [--seed 0] [--target header] [--atheris]
+Run: python benchmarks/fuzz_snapshots.py [--count 1000000] [--seed 0] [--target header] [--kernel numpy] [--atheris]
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots.codecs import arc_v2, xor_zstd
 from hotloop.snapshots.codecs.base import ARC_V2_FORMATS, DeltaFormats, TensorBytes
+from hotloop.snapshots.codecs.kernel import list_kernels, name_kernel, use_kernel
 from hotloop.snapshots.index import parse_index
 from hotloop.snapshots.manifest import parse_manifest
 from hotloop.snapshots.shard import LENGTH_BYTES, Shard, parse_header, parse_header_length
@@ -188,18 +190,54 @@ def mutate(data: bytes, rng: random.Random, begin: int, end: int) -> bytes:
     return bytes(changed)
 
 
+Decoder = Callable[[], Iterator[str]]
+
+
+def _try_decoder(decode: Decoder) -> tuple[list[str], SnapshotError | None]:
+    """Return the names of the tensors that were verified, and what refused the next one."""
+    seen: list[str] = []
+    try:
+        seen.extend(decode())
+    except SnapshotError as error:
+        return seen, error
+    return seen, None
+
+
+def _decode_changes(delta: Shard, corpus: Corpus, formats: DeltaFormats, made: dict[str, bytearray]) -> Iterator[str]:
+    codec = arc_v2 if formats.is_arc_v2 else xor_zstd
+    for change in codec.decode_shard(delta, corpus.base, formats=formats, workers=1):
+        change.write_into(made[change.name])
+        yield change.name
+
+
+def _rebuild(delta: Shard, corpus: Corpus, formats: DeltaFormats, made: dict[str, bytearray]) -> Iterator[str]:
+    codec = arc_v2 if formats.is_arc_v2 else xor_zstd
+
+    def write(name: str, position: int, data: memoryview) -> None:
+        if position + len(data) > len(made[name]):
+            raise Finding(f"{name!r} has {len(made[name])} bytes; {len(data)} were written at {position}")
+        made[name][position : position + len(data)] = data
+
+    for tensor in codec.rebuild_shard(delta, corpus.base, write, formats=formats, workers=1):
+        yield tensor.name
+
+
 def decode_shard_bytes(data: bytes, corpus: Corpus, formats: DeltaFormats) -> str:
-    """Decode a shard that lies in memory; return "same" when the result is right, else see above."""
+    """Decode a shard that lies in memory, in both ways; return "same" when the result is right, else see above."""
     view = memoryview(data)
     length = parse_header_length(view[:LENGTH_BYTES], len(data), where="fuzz")
     header = parse_header(view[LENGTH_BYTES : LENGTH_BYTES + length], len(data), where="fuzz")
     delta = Shard(Path("fuzz.safetensors"), header, view)
-    codec = arc_v2 if formats.is_arc_v2 else xor_zstd
     made = {name: bytearray(tensor.data) for name, tensor in corpus.base.items()}
-    seen = set()
-    for change in codec.decode_shard(delta, corpus.base, formats=formats, workers=1):
-        change.write_into(made[change.name])
-        seen.add(change.name)
+    seen, refusal = _try_decoder(partial(_decode_changes, delta, corpus, formats, made))
+    whole = {name: bytearray(tensor.nbytes) for name, tensor in corpus.base.items()}
+    rebuilt, other_refusal = _try_decoder(partial(_rebuild, delta, corpus, formats, whole))
+    if (seen, str(refusal)) != (rebuilt, str(other_refusal)):
+        raise Finding(f"decoding ended in {refusal} after {seen}, rebuilding in {other_refusal} after {rebuilt}")
+    if refusal is not None:
+        raise refusal
+    if any(made[name] != whole[name] for name in seen):
+        raise Finding("decoding and rebuilding made different bytes")
     verdict = "same"
     for name in seen:
         if bytes(made[name]) == corpus.new[name]:
@@ -383,12 +421,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first case of each target")
     parser.add_argument("--target", choices=list(TARGETS), default=None, help="only this one")
     parser.add_argument("--atheris", action="store_true", help="guided by coverage; needs atheris and --target")
+    parser.add_argument("--kernel", choices=list_kernels(), default=name_kernel(), help="inner loops to use")
     arguments = parser.parse_args()
+    use_kernel(arguments.kernel)
     corpus = make_corpus()
     if arguments.atheris:
         run_atheris(corpus, arguments.target or "header", arguments.count)
         return 0
     limit_memory()
+    print(f"{name_kernel()} kernel", flush=True)
     targets = [arguments.target] if arguments.target else list(TARGETS)
     for target in targets:
         count = -(-arguments.count // len(targets))

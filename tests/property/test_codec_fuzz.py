@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from hotloop.snapshots.codecs import kernel
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_snapshots.py"
 COUNTS = {"header": 5000, "frame": 5000, "overwrite": 3000, "index": 2000, "plain_index": 2000, "manifest": 3000}
 
@@ -37,6 +39,15 @@ def test_a_mutated_input_is_decoded_right_or_refused_by_name(target: str, fuzz: 
     assert verdicts["collision"] <= COUNTS[target] // 1000  # Adler-32 is weak, not useless
     # The mutations must reach further than the first check, else this shows little.
     assert len(verdicts) >= {"index": 3, "plain_index": 2, "manifest": 2}.get(target, 4)
+
+
+@pytest.mark.parametrize("target", ["frame", "overwrite"])
+def test_numpy_alone_does_as_well(target: str, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_chosen", kernel.NUMPY)
+    corpus = fuzz.make_corpus()
+    by_numpy = fuzz.run_cases(corpus, target, 0, 1000)
+    monkeypatch.undo()
+    assert by_numpy == fuzz.run_cases(corpus, target, 0, 1000)
 
 
 def test_a_case_that_ends_badly_is_a_finding(fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,34 @@ def test_the_recorded_delta_gives_the_recorded_tensors(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_recorded_delta_rebuilds_the_recorded_tensors_piece_by_piece(file: str, workers: int) -> None:
+    base, full = list_tensors([open_shard(BASE / file)]), list_tensors([open_shard(FULL / file)])
+    made = {name: bytearray(tensor.nbytes) for name, tensor in base.items()}
+
+    def write(name: str, position: int, data: memoryview) -> None:
+        made[name][position : position + len(data)] = data
+
+    rebuilt = list(arc_v2.rebuild_shard(open_shard(DELTA / file), base, write, workers=workers))
+    assert [tensor.name for tensor in rebuilt] == sorted(base)
+    for tensor in rebuilt:
+        assert made[tensor.name] == full[tensor.name].data
+        old, new = (np.frombuffer(side[tensor.name].data, np.uint8) for side in (base, full))
+        assert tensor.nbytes == len(new)
+        assert tensor.changed_bytes == int(np.count_nonzero(old != new))
+        assert tensor.is_changed == EXPECTED[file]["tensors"][tensor.name]["changed"]
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_rebuilding_refuses_a_broken_delta_for_the_same_reason(name: str) -> None:
+    base = list_tensors([open_shard(BASE / FILES[0])])
+    with pytest.raises(SnapshotError) as caught:
+        delta = open_shard(FIXTURES / "bad" / f"{name}.safetensors")
+        list(arc_v2.rebuild_shard(delta, base, lambda name, position, data: None))
+    assert caught.value.code == REASONS[name]
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_encoding_the_recorded_step_finds_the_recorded_checksums_and_changes(file: str, tmp_path: Path) -> None:
     base, full = list_tensors([open_shard(BASE / file)]), list_tensors([open_shard(FULL / file)])
     done = arc_v2.encode_shard(base, full, tmp_path / file)

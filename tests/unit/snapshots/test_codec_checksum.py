@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import zlib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots import checksum
@@ -86,3 +89,19 @@ def test_a_missing_package_is_named(name: str, package: str, monkeypatch: pytest
     assert caught.value.code == "checksum_unavailable"
     assert package in str(caught.value)
     checksum.check_available("alder32")
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(min_size=1, max_size=3000), seed=st.integers(0, 999))
+def test_adler32_of_changed_bytes_follows_from_the_old_ones(data: bytes, seed: int) -> None:
+    right = bytearray(data)
+    low = high = 0
+    for at in random.Random(seed).sample(range(len(data)), min(len(data), 20)):
+        right[at] ^= 0x95
+        low += right[at] - data[at]
+        high += (right[at] - data[at]) * (len(data) - at)
+    hasher = checksum.AdlerHasher(decimal=True)
+    hasher.update(memoryview(b"before"))
+    hasher.update(memoryview(data))
+    hasher.shift(low, high)
+    assert hasher.hexdigest() == str(zlib.adler32(right, zlib.adler32(b"before")))

@@ -39,7 +39,7 @@ Ranges = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PieceChanges:
-    """The changed words of one piece."""
+    """The changed words of one piece; the arrays may be used again by the next call."""
 
     ranges: Ranges
     """[R, 2] begin and end, bytes from the tensor's start; the last one ends at the piece's end at the latest."""
@@ -240,7 +240,7 @@ class NativeKernel:
             self.patch(base, position, size, difference)
             for hasher in others:
                 hasher.update(difference[:size].data)
-        return PieceChanges(self._ranges[:count].copy(), self._data[:filled].copy()) if count else None
+        return PieceChanges(self._ranges[:count], self._data[:filled]) if count else None
 
     def _address(self, array: npt.NDArray[Any], *, writes: bool = False) -> int:
         """Return where an array lies. numpy takes microseconds to say so, hence once for each array; all are kept."""
