@@ -27,7 +27,10 @@ compiler = shlex.split(os.environ.get("CC", "")) or [name for name in ("cc", "gc
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository without anything that was built, but with a page, so that no build needs Node."""
-    folder = tmp_path_factory.mktemp("source")
+    return copy_source(tmp_path_factory.mktemp("source"))
+
+
+def copy_source(folder: Path) -> Path:
     for name in ("pyproject.toml", "README.md", "hatch_build.py", "LICENSE"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, folder / name)
@@ -85,3 +88,16 @@ def test_with_and_without_a_compiler_the_wheel_works_alike(source: Path, tmp_pat
 @pytest.mark.skipif(shutil.which("false") is None, reason="needs a program that fails")
 def test_a_compiler_that_fails_leaves_a_pure_wheel(source: Path, tmp_path: Path) -> None:
     assert build(source, tmp_path, CC="false").name.endswith("-py3-none-any.whl")
+
+
+@pytest.mark.skipif(not compiler or sys.platform == "win32", reason="no C compiler is here")
+def test_an_editable_install_builds_the_kernel_beside_its_source(tmp_path: Path) -> None:
+    folder = copy_source(tmp_path)
+    program = "import sys; from hatchling.build import build_editable; build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], cwd=folder, check=True, timeout=120)
+    program = "from hotloop.snapshots.codecs import kernel; print(kernel.LIBRARY, kernel.name_kernel())"
+    asked = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(folder / "src")}, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert asked.stdout.split() == [str(folder / "src" / LIBRARY), "native"]
