@@ -96,6 +96,8 @@ CASES: list[tuple[str, str, Edit, Edit]] = [
     ("straw_fields", "no declaration", {**STRAW, "straw_declaration": ""}, {"straw_declaration": "/d.json"}),
     ("ssm_ratio", "nothing for the state", {"model": "qwen38", "ssm_ratio": 0.0}, {"ssm_ratio": 0.5}),
     ("memory", "the optimizer of GLM-5.3 on the GPUs", {"model": "glm5", "cpu_adam": False}, {"cpu_adam": True}),
+    ("memory", "an engine without room for one response", {"model": "qwen38", "gpu": "a100-40"}, {"gpu": "a100-80"}),
+    ("staleness", "a partial rollout is a version old", {"partial": True, "max_staleness": 0}, {"max_staleness": 1}),
     ("staleness", "a queue of 128 groups", {**ASYNC, "max_staleness": 1}, {"schedule": "sync"}),
     ("resume", "more rounds than what", {"rounds_more": 5}, {"resume_from": "/data/out"}),
 ]  # fmt: skip
@@ -118,6 +120,36 @@ def test_delta_colocate_comes_with_the_rule_on_transports() -> None:
     breaking = {**DELTA, "layout": "colocate"}
     assert plan_codes(breaking) == ["colocate_transport", "delta_colocate"]
     assert plan_codes({**breaking, "layout": "separate"}) == []
+
+
+def test_sc_conflict_a_greedy_sampler_has_no_distribution_to_centre() -> None:
+    greedy = plan_codes({"sc": True, "sampling": {"temperature": 0}})
+    assert greedy == ["sc_conflict", "temperature"]  # slime itself refuses a temperature of 0 too
+    assert plan_codes({"sc": True, "sampling": {"temperature": 0.01}}) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "breaking", "do"),
+    [
+        ("disk_dir", {**DELTA, "weight_dir": ""}, "Set weight_dir to a path that every node sees."),
+        ("delta_local", {**DELTA, "local_weight_dir": ""}, "Set local_weight_dir to a path on a local disk."),
+        ("delta_colocate", {**DELTA, "layout": "colocate"}, 'Set layout to "separate", or transport to "nccl".'),
+        ("not_in_target", {"slime_target": "624b824a", "sc": True}, 'Set slime_target to "v0.4.0", or turn sc off.'),
+    ],
+)
+def test_a_rule_that_slime_checks_too_is_said_once_in_the_words_of_the_choices(
+    code: str, breaking: Edit, do: str
+) -> None:
+    said = [error.message for error in build_plan(Experiment.model_validate(breaking)).errors if error.code == code]
+    assert len(said) == 1 and do in said[0]
+
+
+def test_memory_counts_the_host_of_a_node_too() -> None:
+    experiment = Experiment(model="deepseek")
+    needed = build_plan(experiment).memory_plan.total("host").bytes
+    [error] = build_plan(experiment, host_ram_bytes=needed - 1).errors
+    assert error.code == "memory" and "of host memory" in error.message
+    assert build_plan(experiment, host_ram_bytes=needed).errors == ()
 
 
 def test_resume_runs_nothing_names_the_corrected_value() -> None:
