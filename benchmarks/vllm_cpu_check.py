@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -38,13 +39,14 @@ from hotloop.engines.base import Chunk, Engine, EngineSettings, GenerateRequest,
 from hotloop.errors import InputError
 from hotloop.models.config import parse_config
 from hotloop.models.decoder import compute_logits, forward
-from hotloop.models.tokenizer import CHAR_VOCAB_SIZE, build_char_tokenizer
 from hotloop.models.weights import Arena, write_policy
 from hotloop.types import Completion, SamplingParams
 
 LOGPROB_TOLERANCE = 1e-3
 """fp32 on both sides; the server's kernels add up in another order than ours."""
-PROMPT = [5, 9, 12, 7, 20, 33, 8]
+PROMPT = [5, 9, 12, 7, 20, 133, 8]
+VOCAB_SIZE = 272
+"""256 bytes, three special tokens and some that are never used."""
 LONG_TOKENS = 400
 """Long enough that a pause or an abort arrives before the end."""
 START_ENVIRONMENT = {
@@ -57,14 +59,32 @@ START_ENVIRONMENT = {
 }
 
 
+def build_byte_tokenizer() -> dict[str, bytes]:
+    """Make the files of a tokenizer that knows every text: at its start the server encodes English of its own, which
+    the built-in character tokenizer would refuse."""
+    import tokenizers
+
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate(["<pad>", "<bos>", "<eos>", *alphabet])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<pad>", "<bos>", "<eos>"])
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "pad_token": "<pad>"}
+    return {
+        "tokenizer.json": backend.to_str().encode("utf-8"),
+        "tokenizer_config.json": json.dumps(settings).encode("utf-8"),
+    }
+
+
 def make_policy_dir(directory: Path, seed: int) -> Arena:
-    """Write a policy of 0.3 M random parameters with the character tokenizer."""
+    """Write a policy of 0.3 M random parameters with a tokenizer of bytes."""
     arena = Arena(
         parse_config(
             {
                 "model_type": "qwen3",
                 "architectures": ["Qwen3ForCausalLM"],
-                "vocab_size": CHAR_VOCAB_SIZE,
+                "vocab_size": VOCAB_SIZE,
                 "hidden_size": 128,
                 "num_hidden_layers": 2,
                 "num_attention_heads": 4,
@@ -84,7 +104,7 @@ def make_policy_dir(directory: Path, seed: int) -> Arena:
     for name in arena.slots:
         view = arena.view(name)
         view.copy_(torch.randn(view.shape, generator=generator) * 0.12 + (1.0 if view.dim() == 1 else 0.0))
-    write_policy(directory, arena.config, arena, build_char_tokenizer())
+    write_policy(directory, arena.config, arena, build_byte_tokenizer())
     return arena
 
 
@@ -116,6 +136,10 @@ class Suite:
 
     def __init__(self, engine: Engine, arena: Arena, other: Arena) -> None:
         self.engine, self.arena, self.other = engine, arena, other
+
+    async def _follow(self, request: GenerateRequest, chunks: list[Chunk]) -> None:
+        async for chunk in self.engine.generate(request, stream=True):
+            chunks.append(chunk)
 
     async def greedy_tokens_are_the_best_of_a_full_forward(self) -> str:
         (answer,) = await collect(self.engine, ask(32, temperature=0.0))
@@ -178,10 +202,12 @@ class Suite:
         return "2 refused"
 
     async def an_abort_returns_what_was_drawn(self) -> str:
-        task = asyncio.create_task(read(self.engine, ask(LONG_TOKENS, name="long", seed=9), stream=True))
-        await asyncio.sleep(1.0)
+        chunks: list[Chunk] = []
+        task = asyncio.create_task(self._follow(ask(LONG_TOKENS, name="long", seed=9), chunks))
+        while not chunks:
+            await asyncio.sleep(0.01)
         await self.engine.abort("long")
-        chunks = await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(task, 60)
         drawn = sum(len(chunk.completion.token_ids) for chunk in chunks)
         assert chunks[-1].finish_reason == "abort", f"ended with {chunks[-1].finish_reason}"
         assert drawn < LONG_TOKENS
@@ -190,12 +216,7 @@ class Suite:
     async def a_pause_keeps_requests_and_draws_nothing(self) -> str:
         (free,) = await collect(self.engine, ask(LONG_TOKENS, seed=10))
         chunks: list[Chunk] = []
-
-        async def follow() -> None:
-            async for chunk in self.engine.generate(ask(LONG_TOKENS, seed=10), stream=True):
-                chunks.append(chunk)
-
-        task = asyncio.create_task(follow())
+        task = asyncio.create_task(self._follow(ask(LONG_TOKENS, seed=10), chunks))
         while not chunks:
             await asyncio.sleep(0.01)
         await self.engine.pause()
@@ -212,12 +233,7 @@ class Suite:
 
     async def weights_swapped_in_flight_are_named_token_by_token(self) -> str:
         chunks: list[Chunk] = []
-
-        async def follow() -> None:
-            async for chunk in self.engine.generate(ask(LONG_TOKENS, seed=11), stream=True):
-                chunks.append(chunk)
-
-        task = asyncio.create_task(follow())
+        task = asyncio.create_task(self._follow(ask(LONG_TOKENS, seed=11), chunks))
         while not chunks:
             await asyncio.sleep(0.01)
         await self.engine.pause()
