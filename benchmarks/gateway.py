@@ -73,6 +73,14 @@ class TellingLauncher(LocalLauncher):
         return running
 
 
+class Refused(Exception):
+    """The deployment said that it has no room now, and when to come back."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"come back in {wait_s:g} s")
+        self.wait_s = wait_s
+
+
 class Connection:
     """One HTTP/1.1 connection that sends ready bytes: as little work as a client can do."""
 
@@ -125,6 +133,9 @@ class Connection:
     async def _send(self, request: bytes) -> bytes:
         await self._write(request)
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if b"\r\nretry-after: " in head:
+            await self._reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
+            raise Refused(float(head.split(b"retry-after:")[1].split(b"\r\n")[0]))
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(head.decode("latin-1"))
         return head
@@ -236,24 +247,32 @@ async def ask_many(url: str, count: int, connections: int) -> None:
     await asyncio.gather(*(one() for _ in range(connections)))
 
 
-async def ask_mixed(url: str, count: int, connections: int) -> None:
-    """Send requests of every kind over several connections: most small, some streamed, some left by their client."""
-    left = count
+async def ask_mixed(url: str, count: int, connections: int) -> int:
+    """Send requests of every kind over several connections: most small, some streamed, some left by their client.
+
+    Returns: how many were refused for a while and asked again: the machine stopped the replica for seconds.
+    """
+    left, refused = count, 0
 
     async def one() -> None:
-        nonlocal left
+        nonlocal left, refused
         async with Connection(url) as connection:
             small, short, long, unread = map(connection.prepare, (SMALL, SHORT_STREAM, LONG, UNREAD))
             while left > 0:
                 left -= 1
-                if left % 50 == 7:
-                    await connection.leave(long, after_head=True)
-                elif left % 50 == 9:
-                    await connection.leave(unread, after_head=False)
-                else:
-                    await connection.ask(short if left % 20 == 0 else small)
+                try:
+                    if left % 50 == 7:
+                        await connection.leave(long, after_head=True)
+                    elif left % 50 == 9:
+                        await connection.leave(unread, after_head=False)
+                    else:
+                        await connection.ask(short if left % 20 == 0 else small)
+                except Refused as refusal:
+                    left, refused = left + 1, refused + 1
+                    await asyncio.sleep(refusal.wait_s)
 
     await asyncio.gather(*(one() for _ in range(connections)))
+    return refused
 
 
 async def measure_speed(arguments: argparse.Namespace, url: str, pid: int, told: Path) -> dict[str, Any]:
@@ -288,13 +307,15 @@ async def measure_speed(arguments: argparse.Namespace, url: str, pid: int, told:
 async def measure_memory(arguments: argparse.Namespace, url: str, pid: int) -> dict[str, Any]:
     """Resident set of the gateway after a tenth, half and all of the requests."""
     total = arguments.memory_requests
-    done, resident = 0, []
+    done, refused, resident = 0, 0, []
     for mark in (total // 10, total // 2, total):
-        await ask_mixed(url, mark - done, arguments.connections)
+        refused += await ask_mixed(url, mark - done, arguments.connections)
         done = mark
         resident.append(resident_bytes(pid))
+        print(f"{done} requests, {refused} refused and repeated: {resident[-1] / 1024**2:.1f} MiB", file=sys.stderr)
     return {
         "memory_requests": total,
+        "memory_refused": refused,
         "memory_early_bytes": resident[0],
         "memory_half_bytes": resident[1],
         "memory_late_bytes": resident[2],

@@ -37,22 +37,23 @@ def start_node(deploy: Deploy, proxy: FaultProxy, listen: str, nodes: list[str])
 def test_two_nodes_with_peers_read_an_object_from_the_bucket_once(
     tmp_path: Path, deploy: Deploy, proxy: FaultProxy
 ) -> None:
-    one = write_checkpoint(tmp_path / "one", make_tensors(1))
-    two = write_checkpoint(tmp_path / "two", make_tensors(2, share=0.1, base=make_tensors(1)))
-    publish_s3(proxy, one, "step000001", 1, startup=True)
-    publish_s3(proxy, two, "step000002", 2, startup=False)
+    names = [f"step{number:06d}" for number in range(1, 5)]  # of several files each node owns some
+    tensors = make_tensors(1)
+    for number, name in enumerate(names, 1):
+        tensors = make_tensors(number, share=0.1, base=tensors)
+        publish_s3(proxy, write_checkpoint(tmp_path / name, tensors), name, number, startup=number == 1)
     proxy.requests.clear()
     nodes = [f"http://127.0.0.1:{find_free_port()}" for _ in range(2)]
     first, second = (start_node(deploy, proxy, listen, nodes) for listen in nodes)
     for node in (first, second):
-        node.wait_ready("step000001")
-    for node in (first, second):
-        node.load("step000002")
-    for node in (first, second):
-        node.wait_ready("step000002")
-        assert served_version(node.complete()) == 2
-    for identity in ("step000001", "step000002"):
-        assert proxy.count_gets(f"{identity}/model.safetensors") == 1, identity
+        node.wait_ready(names[0])  # from now on both are there to be asked
+    for version, name in enumerate(names[1:], 2):
+        for node in (first, second):
+            node.load(name)
+        for node in (first, second):
+            node.wait_ready(name)
+            assert served_version(node.complete()) == version
+        assert proxy.count_gets(f"{name}/model.safetensors") == 1, name
     assert "Traceback" not in first.log_text() + second.log_text()
 
 
