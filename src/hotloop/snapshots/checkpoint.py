@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from hotloop.errors import SnapshotError
+from hotloop.errors import EXIT_BAD_INPUT, SnapshotError
 from hotloop.snapshots.codecs.base import TensorBytes, check_same_names, list_tensors
 from hotloop.snapshots.index import Index, parse_index
 from hotloop.snapshots.layout import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, SINGLE_FILE_NAME, file_role, is_file_name
@@ -89,7 +89,14 @@ def open_checkpoint(directory: Path | str, *, max_shard_bytes: int | None = None
         SnapshotError: `checkpoint_unreadable` for a directory that is none, `unsupported_snapshot` for pickled weights,
             `invalid_index`, `malformed_shard`, `tensor_set_mismatch` between index and files.
     """
-    directory = Path(directory)
+    try:
+        return _read_checkpoint(Path(directory), max_shard_bytes)
+    except SnapshotError as error:
+        error.exit_code = EXIT_BAD_INPUT  # elsewhere these codes mean a damaged bucket; here a user named the files
+        raise
+
+
+def _read_checkpoint(directory: Path, max_shard_bytes: int | None) -> Checkpoint:
     if not directory.is_dir():
         raise _unreadable(directory, "is not a directory")
     files = {path.name: path for path in sorted(directory.iterdir()) if path.is_file() and is_file_name(path.name)}
@@ -119,6 +126,8 @@ def open_checkpoint(directory: Path | str, *, max_shard_bytes: int | None = None
     if CONFIG_NAME not in files:
         raise _unreadable(directory, f"holds no {CONFIG_NAME}")
     tensors = list_tensors(open_shard(path) for path in shard_paths.values())
+    if not tensors:
+        raise _unreadable(directory, "holds no tensor")
     if index is not None:
         check_same_names(index.weight_map, tensors, where=f"{directory}/{INDEX_NAME}")
         for name, file in index.weight_map.items():

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hotloop.errors import InputError, SnapshotError
+from hotloop.errors import EXIT_BAD_INPUT, InputError, SnapshotError
 from hotloop.snapshots.codecs import xor_zstd
 from hotloop.snapshots.codecs.base import DeltaFormats, check_same_names, parse_formats
 from hotloop.snapshots.disk import report_full_disk
@@ -33,12 +33,44 @@ def open_shards(directory: Path, stack: ExitStack) -> dict[str, Shard]:
     """Open every safetensors file of a directory, by file name; the stack closes them.
 
     Raises:
-        SnapshotError: `malformed_shard`, `missing_object` when there is none.
+        SnapshotError: `malformed_shard`.
         InputError: `not_a_directory`.
     """
     _check_directory(directory)
     paths = sorted(path for path in directory.iterdir() if path.suffix == SHARD_SUFFIX and path.is_file())
     return {path.name: stack.enter_context(open_shard(path)) for path in paths}
+
+
+def open_checkpoint_shards(directory: Path, stack: ExitStack) -> dict[str, Shard]:
+    """Open every safetensors file of a full checkpoint, which must be all that its index names.
+
+    Raises:
+        SnapshotError: as `open_shards`, `check_has_weights` and `check_weight_map`.
+        InputError: `not_a_directory`.
+    """
+    shards = open_shards(directory, stack)
+    check_has_weights(shards, directory)
+    index = read_index(directory)
+    if index is not None and isinstance(index.get("weight_map"), dict):
+        check_weight_map(index["weight_map"], shards, where=str(directory / INDEX_NAME))
+    return shards
+
+
+def check_has_weights(shards: Mapping[str, Shard], directory: Path) -> None:
+    """Refuse a directory without a safetensors file.
+
+    Raises:
+        SnapshotError: `missing_object`.
+    """
+    if not shards:
+        raise SnapshotError(
+            "missing_object",
+            "there is no safetensors file",
+            where=str(directory),
+            do="Name a checkpoint directory. Pickled weights are not read.",
+            details={"key": f"*{SHARD_SUFFIX}"},
+            exit_code=EXIT_BAD_INPUT,
+        )
 
 
 def _check_directory(directory: Path) -> None:
@@ -146,7 +178,7 @@ def copy_others(source: Path, target: Path, *, only: set[str] | None = None) -> 
                 shutil.copyfile(path, target / path.name)
 
 
-def check_weight_map(weight_map: Mapping[str, Any], delta: Mapping[str, Shard]) -> None:
+def check_weight_map(weight_map: Mapping[str, Any], shards: Mapping[str, Shard], *, where: str = INDEX_NAME) -> None:
     """Check that an index names exactly the tensors that the shards hold, and only files beside it.
 
     Raises:
@@ -158,18 +190,18 @@ def check_weight_map(weight_map: Mapping[str, Any], delta: Mapping[str, Shard]) 
             raise SnapshotError(
                 "invalid_index",
                 f"weight_map names {file!r} for tensor {name!r}; it must be a safetensors file beside the index",
-                where=INDEX_NAME,
+                where=where,
                 do="Publish the snapshot again with plain file names.",
                 details={"tensor": name, "file": file},
             )
-    missing = sorted(set(weight_map.values()) - delta.keys())
+    missing = sorted(set(weight_map.values()) - shards.keys())
     if missing:
         raise SnapshotError(
             "missing_object",
             f"the index names {len(missing)} files that are not there, first {missing[0]}",
-            where=INDEX_NAME,
+            where=where,
             do="Fetch or publish the snapshot again.",
             details={"key": missing[0]},
         )
-    held = {name: shard.name for shard in delta.values() for name in shard.tensors}
-    check_same_names(weight_map, held, where=INDEX_NAME)
+    held = {name: shard.name for shard in shards.values() for name in shard.tensors}
+    check_same_names(weight_map, held, where=where)

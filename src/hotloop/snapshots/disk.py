@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hotloop.errors import SnapshotError
+from hotloop.errors import EXIT_ENVIRONMENT, SnapshotError
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
@@ -35,4 +35,5 @@ def report_full_disk(where: Path | str) -> Iterator[None]:
             where=str(where),
             do="Free disk space, or name a directory on another disk.",
             details={"cause": str(error)},
+            exit_code=EXIT_ENVIRONMENT,
         ) from error

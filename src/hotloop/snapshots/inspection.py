@@ -22,7 +22,7 @@ from hotloop.snapshots.codecs import overwrite
 from hotloop.snapshots.codecs.base import ARC_V2_FORMATS, DeltaFormats, list_tensors
 from hotloop.snapshots.codecs.entry import DeltaEntry, check_entry, expand_payload
 from hotloop.snapshots.codecs.parallel import map_in_order
-from hotloop.snapshots.directory import check_weight_map, detect_formats, open_shards, read_index
+from hotloop.snapshots.directory import check_has_weights, check_weight_map, detect_formats, open_shards, read_index
 from hotloop.snapshots.shard import Shard
 
 KIND_FULL = "full"
@@ -69,7 +69,10 @@ def inspect_directory(directory: Path) -> Inspection:
         index = read_index(directory)
         if index is not None and isinstance(index.get("weight_map"), dict):
             check_weight_map(index["weight_map"], shards)
-        formats = detect_formats(directory) or (ARC_V2_FORMATS if _looks_like_arc_v2(shards.values()) else None)
+        formats = detect_formats(directory)
+        if formats is None:  # a delta that changes nothing may have no weights
+            check_has_weights(shards, directory)
+        formats = formats or (ARC_V2_FORMATS if _looks_like_arc_v2(shards.values()) else None)
         tensors = list_tensors(shards.values())
         full_bytes: int | None = sum(tensor.nbytes for tensor in tensors.values())
         changes: list[_Change] | None = None

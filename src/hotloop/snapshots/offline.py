@@ -40,6 +40,7 @@ from hotloop.snapshots.directory import (
     copy_others,
     detect_formats,
     new_directory,
+    open_checkpoint_shards,
     open_shards,
     read_index,
 )
@@ -112,15 +113,16 @@ def encode_directory(
     """
     began = time.perf_counter()
     with ExitStack() as stack:
-        base_shards, new_shards = open_shards(base, stack), open_shards(new, stack)
-        _check_has_weights(base_shards, base)
+        base_shards, new_shards = open_checkpoint_shards(base, stack), open_checkpoint_shards(new, stack)
         partial = stack.enter_context(new_directory(out, [base, new]))
         if formats.is_arc_v2:
-            files = _encode_arc_v2(base_shards, new_shards, partial, formats, level, workers)
+            files = _encode_arc_v2(base_shards, new_shards, partial, formats, level, workers, where=str(new))
             copy_others(base, partial, only={INDEX_NAME})
             copy_others(new, partial, only={"config.json"})
         else:
-            files = _encode_slime(base_shards, new_shards, partial, formats, level, workers, version, base_version)
+            files = _encode_slime(
+                base_shards, new_shards, partial, formats, level, workers, version, base_version, where=str(new)
+            )
     tensors = [tensor for file in files for tensor in file.tensors]
     return EncodeReport(
         formats=formats,
@@ -132,17 +134,6 @@ def encode_directory(
     )
 
 
-def _check_has_weights(shards: Mapping[str, Shard], directory: Path) -> None:
-    if not shards:
-        raise SnapshotError(
-            "missing_object",
-            "there is no safetensors file",
-            where=str(directory),
-            do="Name a checkpoint directory. Pickled weights are not read.",
-            details={"key": f"*{SHARD_SUFFIX}"},
-        )
-
-
 def _encode_arc_v2(
     base: Mapping[str, Shard],
     new: Mapping[str, Shard],
@@ -150,10 +141,12 @@ def _encode_arc_v2(
     formats: DeltaFormats,
     level: int | None,
     workers: int | None,
+    *,
+    where: str,
 ) -> list[EncodedShard]:
     """Encode file by file. The new checkpoint's tensors may lie in other files than the base's."""
     new_tensors, base_tensors = list_tensors(new.values()), list_tensors(base.values())
-    check_same_layout(base_tensors, new_tensors, where=str(out.name))
+    check_same_layout(base_tensors, new_tensors, where=where)
     return [
         arc_v2.encode_shard(
             list_tensors([shard]),
@@ -176,9 +169,11 @@ def _encode_slime(
     workers: int | None,
     version: str,
     base_version: str,
+    *,
+    where: str,
 ) -> list[EncodedShard]:
     base_tensors, new_tensors = list_tensors(base.values()), list_tensors(new.values())
-    check_same_layout(base_tensors, new_tensors, where=out.name)
+    check_same_layout(base_tensors, new_tensors, where=where)
     groups = xor_zstd.split_names(new_tensors)
     files: list[EncodedShard] = []
     weight_map: dict[str, str] = {}
@@ -334,8 +329,7 @@ def apply_directory(
     began = time.perf_counter()
     changed, changed_bytes = 0, 0
     with ExitStack() as stack:
-        base_shards, delta_shards = open_shards(base, stack), open_shards(delta, stack)
-        _check_has_weights(base_shards, base)
+        base_shards, delta_shards = open_checkpoint_shards(base, stack), open_shards(delta, stack)
         chosen = formats or detect_formats(delta) or ARC_V2_FORMATS
         partial = stack.enter_context(new_directory(out, [base, delta]))
         files = stack.enter_context(_NewFiles(base_shards, partial))

@@ -218,3 +218,59 @@ def test_a_full_disk_is_no_space_and_leaves_nothing(tmp_path: Path, monkeypatch:
         apply_directory(BASE, DELTA, tmp_path / "out")
     assert caught.value.code == "no_space"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lacking", ["base", "new"])
+@pytest.mark.parametrize("formats", [ARC_V2_FORMATS, SLIME_FORMATS])
+def test_a_checkpoint_that_lacks_a_shard_its_index_names_is_not_encoded(
+    lacking: str, formats: DeltaFormats, tmp_path: Path
+) -> None:
+    """Both sides without the same file would agree with each other, and the delta would lose its tensors."""
+    folders = {"base": tmp_path / "base", "new": tmp_path / "new"}
+    for name, source in (("base", BASE), ("new", BASE)):
+        shutil.copytree(source, folders[name])
+        (folders[name] / FILES[1]).unlink()
+    whole = "new" if lacking == "base" else "base"
+    (folders[whole] / "model.safetensors.index.json").unlink()
+    with pytest.raises(SnapshotError, match=FILES[1]) as caught:
+        encode_directory(folders["base"], folders["new"], tmp_path / "out", formats=formats)
+    assert caught.value.code == "missing_object"
+    assert caught.value.where == str(folders[lacking] / "model.safetensors.index.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_delta_is_not_applied_to_a_base_that_lacks_a_shard(tmp_path: Path) -> None:
+    encode_directory(BASE, BASE, tmp_path / "delta", formats=SLIME_FORMATS)
+    shutil.copytree(BASE, tmp_path / "base")
+    (tmp_path / "base" / FILES[1]).unlink()
+    with pytest.raises(SnapshotError) as caught:
+        apply_directory(tmp_path / "base", tmp_path / "delta", tmp_path / "out")
+    assert (caught.value.code, caught.value.details["key"]) == ("missing_object", FILES[1])
+
+
+@pytest.mark.parametrize("formats", [ARC_V2_FORMATS, SLIME_FORMATS])
+def test_a_refused_encode_names_the_new_checkpoint_and_not_the_hidden_folder(
+    formats: DeltaFormats, tmp_path: Path
+) -> None:
+    (tmp_path / "new").mkdir()
+    with ShardWriter(tmp_path / "new" / "model.safetensors", {"other": ("F32", (1,))}) as writer:
+        writer.begin("other")
+        writer.write(b"\0\0\0\0")
+        writer.end()
+        writer.finish({})
+    with pytest.raises(SnapshotError) as caught:
+        encode_directory(BASE, tmp_path / "new", tmp_path / "out", formats=formats)
+    assert (caught.value.code, caught.value.where) == ("tensor_set_mismatch", str(tmp_path / "new"))
+
+
+def test_a_folder_without_weights_is_not_described_as_an_empty_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(SnapshotError) as caught:
+        inspect_directory(tmp_path)
+    assert (caught.value.code, caught.value.exit_code) == ("missing_object", 2)
+
+
+def test_a_slime_delta_that_changes_nothing_can_be_inspected(tmp_path: Path) -> None:
+    encode_directory(BASE, BASE, tmp_path / "delta", formats=SLIME_FORMATS)
+    found = inspect_directory(tmp_path / "delta")
+    assert (found.kind, found.files, found.changed_bytes) == ("delta", 0, 0)

@@ -232,3 +232,33 @@ def test_publishing_needs_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("published anchor a policy_version=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("model-00002-of-00002.safetensors", b"\xff" * 64, "malformed_shard"),
+        ("model.safetensors.index.json", b"{", "invalid_index"),
+        ("model.safetensors.index.json", b'{"weight_map": {}}', "checkpoint_unreadable"),
+    ],
+)
+def test_a_damaged_checkpoint_folder_is_bad_input(
+    publish: Shell, tmp_path: Path, name: str, content: bytes, code: str
+) -> None:
+    shutil.copytree(OLD, tmp_path / "damaged")
+    (tmp_path / "damaged" / name).write_bytes(content)
+    exit_code, message = publish(
+        "full", "--dir", str(tmp_path / "damaged"), "--identity", "step000001", "--policy-version", "1"
+    )
+    assert exit_code == 2
+    assert f"[{code}]" in message
+
+
+def test_a_checkpoint_without_tensors_is_not_published(publish: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    exit_code, message = publish("full", "--dir", str(folder), "--identity", "step000001", "--policy-version", "1")
+    assert exit_code == 2
+    assert f"{folder}: holds no tensor [checkpoint_unreadable]" in message
