@@ -180,7 +180,7 @@ def delta(
 @click.option("--identity", required=True, help="Snapshot that new replicas load.")
 def startup_command(bucket_url: str, identity: str) -> None:
     """Name the snapshot that new replicas load."""
-    with _open_publisher(bucket_url) as publisher:
+    with _open_publisher(bucket_url, makes_bucket=False) as publisher:
         _set_startup(publisher, identity, is_dry_run=False)
 
 
@@ -285,23 +285,23 @@ def rollback(url: str, identity: str) -> None:
 
 
 def _open_reader(bucket_url: str) -> SnapshotReader:
-    from hotloop.snapshots.bucket_access import open_bucket
+    from hotloop.snapshots.bucket_access import open_bucket_to_read
     from hotloop.snapshots.reader import SnapshotReader
     from hotloop.snapshots.retry import RetryPolicy
 
-    return SnapshotReader(open_bucket(bucket_url), retry=RetryPolicy(budget_s=STORAGE_BUDGET_S))
+    return SnapshotReader(open_bucket_to_read(bucket_url), retry=RetryPolicy(budget_s=STORAGE_BUDGET_S))
 
 
 @contextmanager
-def _open_publisher(bucket_url: str, **settings: Any) -> Iterator[Publisher]:
-    from hotloop.snapshots.bucket_access import open_bucket
+def _open_publisher(bucket_url: str, *, makes_bucket: bool = True, **settings: Any) -> Iterator[Publisher]:
+    from hotloop.snapshots.bucket_access import open_bucket, open_bucket_to_read
     from hotloop.snapshots.publish_job import PublishSettings
     from hotloop.snapshots.publisher import Publisher
     from hotloop.snapshots.retry import RetryPolicy
 
     with _show_progress() as on_progress:
         yield Publisher(
-            open_bucket(bucket_url),
+            open_bucket(bucket_url) if makes_bucket else open_bucket_to_read(bucket_url),
             PublishSettings(keeps_parent=False, on_progress=on_progress, **settings),
             retry=RetryPolicy(budget_s=STORAGE_BUDGET_S),
         )

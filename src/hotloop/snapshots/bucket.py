@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import obstore
+from obstore.store import LocalStore
 
 from hotloop.errors import SnapshotError
 from hotloop.snapshots.storage_errors import AlreadyThere, translate
@@ -90,16 +91,23 @@ class Bucket(Protocol):
 class ObstoreBucket:
     """The port on any store that obstore speaks to."""
 
-    def __init__(self, store: ObjectStore, url: str, *, local_root: str = "", has_user_metadata: bool = True) -> None:
+    def __init__(
+        self, store: ObjectStore | None, url: str, *, local_root: str = "", has_user_metadata: bool = True
+    ) -> None:
         """Wrap a store whose prefix is the bucket's.
 
         Args:
             local_root: absolute directory of a `file://` bucket; empty for others.
         """
-        self._store: Any = store
+        self._opened: Any = store
         self._url = url
         self._local_root = os.path.realpath(local_root) if local_root else ""
         self._has_user_metadata = has_user_metadata
+
+    @property
+    def _store(self) -> Any:
+        """The store; DirectoryToRead opens it when it is first needed."""
+        return self._opened
 
     @property
     def url(self) -> str:
@@ -234,11 +242,11 @@ class ObstoreBucket:
         return {SHA256_KEY: sha256} if sha256 and self._has_user_metadata else None
 
     def _translate_any(self, error: Exception, action: str, key: str) -> Exception:
+        if isinstance(error, SnapshotError):
+            return error
         return translate(error, action=action, url=self._url, key=key)
 
     def _translate(self, error: Exception, action: str, key: str) -> SnapshotError:
-        if isinstance(error, SnapshotError):
-            return error
         translated = self._translate_any(error, action, key)
         assert isinstance(translated, SnapshotError), f"{action} cannot collide"
         return translated
@@ -263,12 +271,46 @@ class ObstoreBucket:
         if not self._local_root:
             return
         path = os.path.join(self._local_root, key)
-        for target in (path, os.path.dirname(path)):
-            descriptor = os.open(target, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        try:
+            for target in (path, os.path.dirname(path)):
+                descriptor = os.open(target, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise self._translate_any(error, "put", key) from None
+
+
+class DirectoryToRead(ObstoreBucket):
+    """A `file://` bucket that is never made here: until its writer has made it, every call says that it is missing."""
+
+    def __init__(self, url: str, root: str) -> None:
+        """Prepare; the directory is looked for at each call until it is there."""
+        super().__init__(None, url, local_root=root, has_user_metadata=False)
+        self._root = root
+
+    @property
+    def _store(self) -> Any:
+        """Open the directory. Raises: SnapshotError `storage_access` with `details.cause` `no_bucket`."""
+        if self._opened is None:
+            if not os.path.isdir(self._root):
+                raise SnapshotError(
+                    "storage_access",
+                    "there is no such directory",
+                    where=self._url,
+                    do="Correct the address, or publish a first snapshot there, which makes it.",
+                    details={"cause": "no_bucket", "right": "list", "store_code": ""},
+                    retryable=True,
+                    exit_code=3,
+                )
+            self._opened = open_local_store(self._root)
+        return self._opened
+
+
+def open_local_store(root: str) -> ObjectStore:
+    """Open an existing directory as a store."""
+    return LocalStore(root, automatic_cleanup=True)
 
 
 class _Pieces:

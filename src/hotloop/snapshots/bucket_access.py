@@ -21,10 +21,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from obstore.store import GCSStore, LocalStore, MemoryStore, S3Store
+from obstore.store import GCSStore, MemoryStore, S3Store
 
 from hotloop.errors import InputError, MissingExtra, SnapshotError
-from hotloop.snapshots.bucket import AlreadyThere, Bucket, ObstoreBucket
+from hotloop.snapshots.bucket import AlreadyThere, Bucket, DirectoryToRead, ObstoreBucket, open_local_store
 from hotloop.snapshots.layout import PROBE_KEY, STARTUP_NAME, BucketUrl, parse_bucket_url
 from hotloop.snapshots.retry import RetryPolicy, call_with_retries
 
@@ -83,8 +83,22 @@ def parse_reader_secret(text: str) -> StaticKeys:
     )
 
 
+def open_bucket_to_read(url: str, *, keys: StaticKeys | None = None, environ: Mapping[str, str] = os.environ) -> Bucket:
+    """Open a bucket as `open_bucket` does, but never make the directory of `file://`.
+
+    A reader may start before the writer, so a missing directory is told by each call (`storage_access`, `no_bucket`)
+    and not here, just as with a store that has no such bucket.
+
+    Raises: as `open_bucket`.
+    """
+    parsed = parse_bucket_url(url)
+    if parsed.scheme == "file":
+        return DirectoryToRead(str(parsed), parsed.prefix)
+    return open_bucket(url, keys=keys, environ=environ)
+
+
 def open_bucket(url: str, *, keys: StaticKeys | None = None, environ: Mapping[str, str] = os.environ) -> Bucket:
-    """Open the bucket at `s3://`, `gs://`, `file://` or `memory://`.
+    """Open the bucket at `s3://`, `gs://`, `file://` or `memory://`, to write; the directory of `file://` is made.
 
     Args:
         keys: a reader's static keys; without them the publisher's credential chain is used.
@@ -94,7 +108,7 @@ def open_bucket(url: str, *, keys: StaticKeys | None = None, environ: Mapping[st
     """
     parsed = parse_bucket_url(url)
     if parsed.scheme == "file":
-        return _open_directory(parsed)
+        return _make_directory(parsed)
     if parsed.scheme == "memory":
         # One store per full address: the library's memory store has no prefix of its own.
         return ObstoreBucket(_memory_stores.setdefault(str(parsed), MemoryStore()), str(parsed))
@@ -106,7 +120,7 @@ def open_bucket(url: str, *, keys: StaticKeys | None = None, environ: Mapping[st
     return _open_s3(parsed, keys, environ)
 
 
-def _open_directory(parsed: BucketUrl) -> Bucket:
+def _make_directory(parsed: BucketUrl) -> Bucket:
     root = Path(parsed.prefix)
     if not root.is_dir():
         try:
@@ -120,9 +134,7 @@ def _open_directory(parsed: BucketUrl) -> Bucket:
                 details={"cause": "no_bucket"},
                 exit_code=3,
             ) from None
-    return ObstoreBucket(
-        LocalStore(root, automatic_cleanup=True), str(parsed), local_root=str(root), has_user_metadata=False
-    )
+    return ObstoreBucket(open_local_store(str(root)), str(parsed), local_root=str(root), has_user_metadata=False)
 
 
 _RETRY: Any = {

@@ -31,6 +31,9 @@ RIGHTS = {
     "delete": "delete (s3:DeleteObject)",
 }
 _STORE_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: ([A-Za-z0-9]{1,60})\)")
+_SYSTEM_ERROR = re.compile(r"\(os error (\d{1,5})\)")
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestTimeTooSkewed"}
 _REGION = {
     "PermanentRedirect",
@@ -64,6 +67,11 @@ def translate(error: Exception, *, action: str, url: str, key: str) -> Exception
     text = str(error)
     found = _STORE_CODE.search(text)
     store_code = (found[1] or found[2]) if found else ""
+    system_error = _find_system_error(error, text)
+    if system_error in _DISK_FULL:
+        return make_no_space(where)
+    if url.startswith("file://") and system_error in _NO_RIGHT:
+        return _no_right_in_directory(system_error, action, where)
     denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
     if store_code == "NoSuchBucket":
         return _access("no_bucket", "the bucket does not exist", action, where, store_code)
@@ -90,14 +98,34 @@ def translate(error: Exception, *, action: str, url: str, key: str) -> Exception
         return SnapshotError(
             "storage_unavailable", f"the store cannot do {action}", where=where, details={"key": key}, exit_code=3
         )
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text:
-        return make_no_space(where)
     return SnapshotError(
         "storage_unavailable",
         f"{RIGHTS[action].split()[0]} failed ({_describe(text, store_code)})",
         where=where,
         do="Check that the store can be reached; the call is tried again until its time budget is spent.",
         details={"key": key, "store_code": store_code},
+        retryable=True,
+        exit_code=3,
+    )
+
+
+def _find_system_error(error: Exception, text: str) -> int:
+    """Return the operating system's number of a fault, 0 for none. The library gives it only in its text."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    found = _SYSTEM_ERROR.search(text)
+    return int(found[1]) if found else 0
+
+
+def _no_right_in_directory(system_error: int, action: str, where: str) -> SnapshotError:
+    verb = "read" if action in ("list", "get", "head") else "write"
+    is_read_only = system_error == errno.EROFS
+    return SnapshotError(
+        "storage_access",
+        "the disk is mounted read-only" if is_read_only else f"this user has no right to {verb} there",
+        where=where,
+        do="Mount it for writing, or give another directory." if is_read_only else f"Let this user {verb} there.",
+        details={"cause": "denied", "right": verb, "store_code": errno.errorcode.get(system_error, "")},
         retryable=True,
         exit_code=3,
     )

@@ -44,6 +44,7 @@ def publish(tmp_path: Path) -> Shell:
 
 
 def test_a_story_of_anchor_delta_startup_list_and_verify(publish: Shell) -> None:
+    publish.folder.mkdir()
     assert publish("list") == (0, "no snapshots\n")
     code, output = publish("full", "--dir", OLD, "--identity", "step000001", "--policy-version", "1", "--startup")
     assert code == 0
@@ -262,3 +263,15 @@ def test_a_checkpoint_without_tensors_is_not_published(publish: Shell, tmp_path:
     exit_code, message = publish("full", "--dir", str(folder), "--identity", "step000001", "--policy-version", "1")
     assert exit_code == 2
     assert f"{folder}: holds no tensor [checkpoint_unreadable]" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["list"], ["list", "--json"], ["verify"], ["prune", "--keep-anchors", "1"], ["startup", "--identity", "a"]],
+)
+def test_a_command_that_reads_does_not_make_the_bucket(publish: Shell, arguments: list[str]) -> None:
+    exit_code, message = publish(*arguments)
+    assert exit_code == 3
+    assert f"{publish.folder}" in message
+    assert "there is no such directory [storage_access]" in message
+    assert not publish.folder.exists()
