@@ -2,7 +2,8 @@
 
 Owns: `LocalCheckpoint`, one `model.safetensors` with its header's names, dtypes and offsets.
 Promises: an update that does not fit changes nothing; `write` returns the bytes that it replaced and `restore` puts
-them back; new bytes go to absolute positions, so that writing them twice does no harm.
+them back; new bytes go to absolute positions, so that writing them twice does no harm. Scattered ranges cost a read and
+a write for each window of the file that they lie in, not for each range: generation is paused meanwhile.
 Does not do: adding, removing or renaming tensors.
 """
 
@@ -10,18 +11,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hotloop.engines.base import TensorRange
+from hotloop.engines.byte_ranges import Ints, expand_ranges, iter_windows
 from hotloop.errors import HotloopError, InputError
 
-Patch = tuple[int, memoryview]
-"""Position in the file, and bytes."""
+Bytes = npt.NDArray[np.uint8]
+_WINDOW_BYTES = 4 << 20
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
@@ -31,6 +34,18 @@ class _Slot:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Bytes for some ranges of the file."""
+
+    offsets: Ints
+    """[R] in the file."""
+    lengths: Ints
+    """[R]"""
+    data: Bytes
+    """The ranges' bytes one after the other."""
 
 
 class LocalCheckpoint:
@@ -70,39 +85,42 @@ class LocalCheckpoint:
         Raises:
             HotloopError: `install_failed` for a tensor or a range that the checkpoint does not have; nothing changed.
         """
-        patches = [patch for each in ranges for patch in self._cut(each)]
+        patches = [self._place(each) for each in ranges]
         for name, values in tensors.items():
             slot = self._find(name)
-            patches.append((slot.begin, memoryview(encode_tensor(name, values, slot.dtype, slot.shape)).cast("B")))
+            data = np.frombuffer(encode_tensor(name, values, slot.dtype, slot.shape), np.uint8)
+            patches.append(Patch(np.array([slot.begin]), np.array([data.nbytes]), data))
+        return self._exchange(patches)
+
+    def restore(self, patches: Sequence[Patch]) -> None:
+        """Put back what `write` returned; the last patch first, since patches may overlap."""
+        if patches:
+            self._exchange(patches[::-1])
+
+    def _exchange(self, patches: Sequence[Patch]) -> list[Patch]:
+        """Write patches in their order; return what was there before each."""
+        before: list[Patch] = []
         descriptor = os.open(self._path, os.O_RDWR)
         try:
-            before = [(at, memoryview(os.pread(descriptor, data.nbytes, at))) for at, data in patches]
-            _write_all(descriptor, patches)
+            for patch in patches:
+                before.extend(_exchange_window(descriptor, part) for part in _cut(patch))
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
         return before
 
-    def restore(self, patches: Sequence[Patch]) -> None:
-        """Put back what `write` returned; the last patch first, since patches may overlap."""
-        if not patches:
-            return
-        descriptor = os.open(self._path, os.O_RDWR)
-        try:
-            _write_all(descriptor, patches[::-1])
-        finally:
-            os.close(descriptor)
-
-    def _cut(self, each: TensorRange) -> list[Patch]:
+    def _place(self, each: TensorRange) -> Patch:
         slot = self._find(each.name)
-        data, at, patches = memoryview(each.data).cast("B"), 0, []
-        for offset, length in zip(np.asarray(each.offsets).tolist(), np.asarray(each.lengths).tolist(), strict=True):
-            if offset < 0 or length < 0 or slot.begin + offset + length > slot.end:
-                raise _failed(each.name, f"a range lies outside the tensor's {slot.end - slot.begin} bytes")
-            patches.append((slot.begin + offset, data[at : at + length]))
-            at += length
-        if at != data.nbytes:
-            raise _failed(each.name, f"the ranges cover {at} bytes and {data.nbytes} came")
-        return patches
+        offsets, lengths = np.asarray(each.offsets, dtype=np.int64), np.asarray(each.lengths, dtype=np.int64)
+        data = np.frombuffer(each.data, dtype=np.uint8)
+        if offsets.shape != lengths.shape or offsets.ndim != 1:
+            raise _failed(each.name, "offsets and lengths differ in number")
+        size = slot.end - slot.begin
+        if len(offsets) and (offsets.min() < 0 or lengths.min() < 0 or int((offsets + lengths).max()) > size):
+            raise _failed(each.name, f"a range lies outside the tensor's {size} bytes")
+        if int(lengths.sum()) != len(data):
+            raise _failed(each.name, f"the ranges cover {int(lengths.sum())} bytes and {len(data)} came")
+        return Patch(offsets + slot.begin, lengths, data)
 
     def _find(self, name: str) -> _Slot:
         if name not in self._slots:
@@ -136,10 +154,36 @@ def _failed(name: str, why: str) -> HotloopError:
     return HotloopError("install_failed", why, where=f"tensor {name}", do=do)
 
 
-def _write_all(descriptor: int, patches: Sequence[Patch]) -> None:
-    for at, data in patches:
-        left, position = data, at
-        while left.nbytes:
-            written = os.pwrite(descriptor, left, position)
-            left, position = left[written:], position + written
-    os.fsync(descriptor)
+def _cut(patch: Patch) -> Iterator[Patch]:
+    """Cut a patch into parts that lie in one window each."""
+    ends = np.cumsum(patch.lengths)
+    for begin, end in iter_windows(patch.offsets, patch.lengths, _WINDOW_BYTES):
+        offsets, lengths = patch.offsets[begin:end], patch.lengths[begin:end]
+        data = patch.data[int(ends[begin] - patch.lengths[begin]) : int(ends[end - 1])]
+        if len(data) <= _WINDOW_BYTES:
+            yield Patch(offsets, lengths, data)
+            continue
+        for at in range(0, len(data), _WINDOW_BYTES):  # one long range
+            piece = data[at : at + _WINDOW_BYTES]
+            yield Patch(offsets + at, np.array([len(piece)]), piece)
+
+
+def _exchange_window(descriptor: int, patch: Patch) -> Patch:
+    """Write one window's ranges; return what was there."""
+    start = int(patch.offsets[0])
+    size = int((patch.offsets + patch.lengths).max()) - start
+    old = os.pread(descriptor, size, start)
+    if len(old) != size:
+        raise _failed(f"byte {start}", f"the file ends {size - len(old)} bytes early")
+    if len(patch.offsets) == 1:
+        before, new = np.frombuffer(old, np.uint8), patch.data.data
+    else:
+        positions = expand_ranges(patch.offsets - start, patch.lengths)
+        window = np.frombuffer(bytearray(old), np.uint8)
+        before = window[positions]
+        window[positions] = patch.data
+        new = window.data
+    while new.nbytes:
+        written = os.pwrite(descriptor, new, start)
+        new, start = new[written:], start + written
+    return Patch(patch.offsets, patch.lengths, before)

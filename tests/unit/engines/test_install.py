@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hotloop.engines.base import TensorRange, WeightUpdate
-from hotloop.engines.torch.install import expand_ranges, install
+from hotloop.engines.byte_ranges import expand_ranges
+from hotloop.engines.torch.install import install
 from hotloop.errors import HotloopError
 from hotloop.models.weights import Arena
 

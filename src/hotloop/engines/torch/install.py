@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from hotloop.engines.base import TensorRange, WeightUpdate
+from hotloop.engines.byte_ranges import expand_ranges
 from hotloop.errors import HotloopError
 from hotloop.models.weights import Arena
 
@@ -293,14 +294,6 @@ def _iter_pieces(part: _Part) -> Iterator[tuple[Ints, Ints, Bytes]]:
             size = min(_PIECE_BYTES, length - skip)
             yield np.array([offset + skip]), np.array([size]), part.data[at + skip : at + skip + size]
         begin += 1
-
-
-def expand_ranges(offsets: Ints, lengths: Ints) -> Ints:
-    """List every position that ranges cover, in order."""
-    total = int(lengths.sum())
-    starts = np.cumsum(lengths) - lengths
-    positions: Ints = np.arange(total, dtype=np.int64) + np.repeat(offsets - starts, lengths)
-    return positions
 
 
 def _as_values(data: Bytes, dtype: torch.dtype) -> Tensor:
