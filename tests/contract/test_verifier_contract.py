@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -152,6 +153,18 @@ def raise_value_error() -> object:
     raise ValueError("unreadable")
 
 
+def raise_exit() -> object:
+    sys.exit(0)
+
+
+def raise_cancelled() -> object:
+    raise asyncio.CancelledError
+
+
+def raise_long_lines() -> object:
+    raise ValueError("first\nsecond\n" + "x" * 5000)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
     ("answer", "code"),
@@ -162,7 +175,14 @@ def raise_value_error() -> object:
         (lambda: "1", "reward_invalid"),
         (lambda: {"score": 1}, "reward_invalid"),
         (lambda: Score(None), "reward_invalid"),  # type: ignore[arg-type]  # what an untyped function may build
+        (lambda: 10**400, "reward_invalid"),
+        (lambda: 10**5000, "reward_invalid"),
+        (lambda: Score(10**400), "reward_invalid"),
+        (lambda: "x" * 2_000_000, "reward_invalid"),
         (raise_value_error, "reward_raised"),
+        (raise_exit, "reward_raised"),
+        (raise_cancelled, "reward_raised"),
+        (raise_long_lines, "reward_raised"),
     ],
 )
 def test_a_missing_reward_is_an_error_that_names_its_rollout(
@@ -174,6 +194,25 @@ def test_a_missing_reward_is_an_error_that_names_its_rollout(
     assert caught.value.code == code
     assert caught.value.details["rollout_id"] == 1
     assert "faulty, task t1, rollout 1 (response 'b')" in str(caught.value)
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_stopping_a_run_while_rewards_are_awaited_is_not_an_error_of_the_reward() -> None:
+    class Waiting(Faulty):
+        async def _later(self, rollout: Rollout) -> object:
+            await asyncio.Event().wait()
+            raise AssertionError("never set")
+
+    async def stop_it() -> None:
+        verifier = Waiting(lambda: 1.0, is_async=True)
+        task = asyncio.create_task(score_rollouts(verifier, rollouts_of(CASES[0], "a", "b")))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stop_it())
 
 
 def test_an_error_of_ours_passes_unchanged() -> None:

@@ -8,8 +8,8 @@ function answered into a Score or a clear error.
 
 Promises (held by tests/contract/test_verifier_contract.py on every implementation):
 - scores come back in the order of the rollouts;
-- a reward that is missing, not a number or not finite, or a verifier that raises, is an error that names the rollout:
-  never a reward of zero.
+- a reward that is missing, not a number or not finite, or a verifier that raises (`sys.exit` and a cancellation of its
+  own included), is an error that names the rollout: never a reward of zero, never a run that ends without a word.
 
 Does not do: choosing what a failed rollout is worth (it is never scored), aggregation, advantages.
 """
@@ -26,6 +26,7 @@ from typing import Protocol
 from hotloop.errors import HotloopError, RunError
 from hotloop.types import Rollout, Score
 
+_MOST_SHOWN = 200
 Judgement = Score | float | Awaitable[Score | float]
 
 
@@ -87,13 +88,16 @@ def check_score(value: object, verifier_name: str, rollout: Rollout) -> Score:
     Raises:
         RunError: code `reward_invalid`, naming the rollout and what came back.
     """
-    score = Score(float(value)) if isinstance(value, Real) else value
-    if isinstance(score, Score) and isinstance(score.reward, Real) and math.isfinite(score.reward):
-        return score
-    shown = score.reward if isinstance(score, Score) else value
+    try:
+        score = Score(float(value)) if isinstance(value, Real) else value
+        if isinstance(score, Score) and isinstance(score.reward, Real) and math.isfinite(score.reward):
+            return score
+        shown = repr(score.reward if isinstance(score, Score) else value)
+    except (OverflowError, ValueError):  # a whole number beyond every float, perhaps too long to be written out
+        shown = "a number too large for a float"
     raise RunError(
         "reward_invalid",
-        f"the reward is {shown!r}, and a reward is one finite number (or a Score)",
+        f"the reward is {cut_text(shown)}, and a reward is one finite number (or a Score)",
         where=describe(verifier_name, rollout),
         do="Return a float for every response; 0.0 for a wrong one.",
         details={"rollout_id": rollout.rollout_id, "task_id": rollout.task.task_id},
@@ -106,12 +110,18 @@ def describe(verifier_name: str, rollout: Rollout) -> str:
     return f"reward {verifier_name}, task {rollout.task.task_id}, rollout {rollout.rollout_id} (response {start!r})"
 
 
+def cut_text(text: str) -> str:
+    """Make one line of at most 200 characters of something that came from outside, for a message."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 3] + "..."
+
+
 def _judge(verifier: Verifier, rollout: Rollout) -> Judgement:
     try:
         return verifier.judge(rollout)
     except HotloopError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # a plain call: nobody else can cancel it
         raise _raised(verifier.name, rollout, error) from error
 
 
@@ -120,15 +130,20 @@ async def _finish(verifier: Verifier, rollout: Rollout, judgement: Awaitable[Sco
         value = await judgement
     except HotloopError:
         raise
-    except Exception as error:
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # the run is being stopped
+        raise _raised(verifier.name, rollout, error) from error
+    except (Exception, SystemExit) as error:
         raise _raised(verifier.name, rollout, error) from error
     return check_score(value, verifier.name, rollout)
 
 
-def _raised(name: str, rollout: Rollout, error: Exception) -> RunError:
+def _raised(name: str, rollout: Rollout, error: BaseException) -> RunError:
     return RunError(
         "reward_raised",
-        f"it raised {type(error).__name__}: {error}",
+        f"it raised {type(error).__name__}: {cut_text(str(error))}",
         where=describe(name, rollout),
         do="Make the reward function answer 0.0 for a response it cannot read, or fix the error.",
         details={"rollout_id": rollout.rollout_id, "task_id": rollout.task.task_id},

@@ -20,7 +20,7 @@ from typing import Any
 
 from hotloop.errors import InputError
 from hotloop.types import Rollout
-from hotloop.verifiers.base import Judgement
+from hotloop.verifiers.base import Judgement, cut_text
 
 _SHOWN = 8
 """Names listed in an error."""
@@ -113,10 +113,9 @@ def _import(module_name: str, dotted: str, where: str) -> ModuleType:
         raise _not_found(
             dotted, where, f"importing {module_name} needs {error.name!r}, which is not installed", "Install it."
         ) from error
-    except Exception as error:
-        raise _not_found(
-            dotted, where, f"importing {module_name} raised {type(error).__name__}: {error}", "Fix the module."
-        ) from error
+    except (Exception, SystemExit) as error:
+        shown = cut_text(f"{type(error).__name__}: {error}")
+        raise _not_found(dotted, where, f"importing {module_name} raised {shown}", "Fix the module.") from error
 
 
 def _not_found(dotted: str, where: str, why: str, do: str) -> InputError:
