@@ -154,8 +154,10 @@ def read_config(directory: Path) -> DecoderConfig:
         )
     try:
         hf = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("policy_config", f"not valid JSON ({error})", where=str(path)) from error
+    except OSError as error:
+        raise InputError("policy_config", f"it cannot be read ({error.strerror})", where=str(path)) from error
     if not isinstance(hf, dict):
         raise InputError("policy_config", "not a JSON object", where=str(path))
     return parse_config(hf, where=str(path))
@@ -200,8 +202,8 @@ def iter_slots(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _parse_rope(hf: Mapping[str, Any]) -> Rope:
-    """Read both spellings: `rope_theta` + `rope_scaling`, and the newer `rope_parameters`."""
-    scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    """Read both spellings: `rope_theta` + `rope_scaling`, and the newer `rope_parameters`; `rope_scaling` wins."""
+    scaling = _read_rope_section(hf)
     base = scaling.get("rope_theta", hf.get("rope_theta", 10_000.0))
     return Rope(
         base=float(base),
@@ -213,6 +215,18 @@ def _parse_rope(hf: Mapping[str, Any]) -> Rope:
             scaling.get("original_max_position_embeddings", hf.get("max_position_embeddings", 8192))
         ),
     )
+
+
+def _read_rope_section(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Join the two spellings: `rope_scaling` replaces `rope_parameters`, as in transformers, but for the base."""
+    older, newer = hf.get("rope_scaling") or {}, hf.get("rope_parameters") or {}
+    for name, section in (("rope_scaling", older), ("rope_parameters", newer)):
+        if not isinstance(section, Mapping):
+            raise InputError("policy_config", f"{name} is not a JSON object", where=f"{name} = {section!r}"[:200])
+    if not older or not newer:
+        return older or newer
+    kept = ("rope_theta", "partial_rotary_factor")
+    return {**{name: newer[name] for name in kept if name in newer}, **older}
 
 
 def _dense_layers(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
@@ -234,7 +248,7 @@ def _find_unsupported(hf: Mapping[str, Any], model_type: str) -> str:
     slides = bool(hf.get("use_sliding_window", model_type == "mistral")) and hf.get("sliding_window") is not None
     if slides or any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
         return "attention uses a sliding window"
-    if float((hf.get("rope_parameters") or {}).get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0))) != 1:
+    if float(_read_rope_section(hf).get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0))) != 1:
         return "partial_rotary_factor is not 1"
     return ""
 

@@ -59,3 +59,21 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(InputError, match="not a multiple") as caught:
         parse_config({**QWEN3, "num_key_value_heads": 3})
     assert caught.value.code == "policy_config"
+
+
+def test_rope_scaling_is_read_when_both_spellings_are_there() -> None:
+    """transformers lets `rope_scaling` win too; `rope_parameters` then still names the base."""
+    both = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+    }
+    rope = parse_config({**QWEN3, **both}).rope
+    assert (rope.kind, rope.factor, rope.base) == ("linear", 3.0, 500_000.0)
+    yarn = parse_config({**QWEN3, **both, "rope_scaling": {"type": "yarn", "factor": 4.0}})
+    assert not yarn.is_native and "yarn" in yarn.unsupported
+
+
+def test_a_rope_section_that_is_no_object_is_refused() -> None:
+    with pytest.raises(InputError, match="rope_scaling") as caught:
+        parse_config({**QWEN3, "rope_scaling": [1]})
+    assert caught.value.code == "policy_config"
