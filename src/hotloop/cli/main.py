@@ -8,6 +8,7 @@ Does not do: anything that a command does.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -15,7 +16,7 @@ import click
 
 from hotloop import __version__
 from hotloop.cli.pydantic_start import leave_out_plugins
-from hotloop.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, HotloopError, InputError
+from hotloop.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, HotloopError, InputError, render_message
 
 leave_out_plugins()
 
@@ -81,6 +82,9 @@ def main(argv: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     wants_traceback = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without the characters of a message shows ? for them
     try:
         outcome = root.main(args=arguments, prog_name="hotloop", standalone_mode=False)
     except HotloopError as error:
@@ -98,6 +102,13 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if wants_traceback:
+            raise
+        do = "Check the path, its rights and the free space."
+        why = error.strerror or type(error).__name__
+        click.echo(f"error: {render_message('io_failed', why, where=str(error.filename or ''), do=do)}", err=True)
+        sys.exit(EXIT_ENVIRONMENT)
     sys.exit(outcome if isinstance(outcome, int) else 0)
 
 
