@@ -1,7 +1,7 @@
 """The Engine port over a running vLLM server (0.33), through `/inference/v1/generate`.
 
 Owns: the routes and fields of vLLM and their translation. The server must run with `VLLM_SERVER_DEV_MODE=1` (pause,
-resume and weight routes) and `--logprobs-mode processed_logprobs`.
+resume and weight routes), `--logprobs-mode processed_logprobs` and `--enable-scale-out` (the token route).
 
 Promises: pausing is `keep`, so that requests keep their KV; the prefix cache is salted with the policy version; a
 stream across a write is held back until its last event says whose its tokens are. Stop strings are matched here,
