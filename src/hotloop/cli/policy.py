@@ -20,17 +20,35 @@ def command() -> None:
 
 @command.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the policy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights, the batches and the samples.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Of the weights, the batches and the samples.",
+)
 @click.option("--kind", type=click.Choice(["dense", "moe"]), default="dense", show_default=True)
 @click.option(
     "--task", default="sort5", show_default=True, help="Built-in task of the warm-up: sortN, addition, countdown."
 )
-@click.option("--accuracy", type=float, default=0.4, show_default=True, help="Sampled accuracy that ends the warm-up.")
 @click.option(
-    "--max-steps", type=int, default=400, show_default=True, help="Most warm-up steps; 0 leaves random weights."
+    "--accuracy",
+    type=click.FloatRange(0, 1),
+    default=0.4,
+    show_default=True,
+    help="Sampled accuracy that ends the warm-up.",
 )
-@click.option("--max-positions", type=int, default=512, show_default=True, help="Longest context in tokens.")
-@click.option("--threads", type=int, default=1, show_default=True)
+@click.option(
+    "--max-steps",
+    type=click.IntRange(min=0),
+    default=400,
+    show_default=True,
+    help="Most warm-up steps; 0 leaves random weights.",
+)
+@click.option(
+    "--max-positions", type=click.IntRange(min=1), default=512, show_default=True, help="Longest context in tokens."
+)
+@click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True)
 def make(
     out: Path, seed: int, kind: str, task: str, accuracy: float, max_steps: int, max_positions: int, threads: int
 ) -> None:

@@ -50,3 +50,20 @@ def test_bad_input_is_an_input_error(arguments: list[str], code: str) -> None:
     result = CliRunner().invoke(command, arguments)
     assert isinstance(result.exception, InputError)
     assert (result.exception.code, result.exception.exit_code) == (code, 2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--threads=0",
+        "--seed=-1",
+        "--seed=99999999999999999999999",
+        "--max-positions=0",
+        "--accuracy=7",
+        "--max-steps=-1",
+    ],
+)
+def test_a_number_that_no_policy_can_have_is_refused_before_anything_is_made(tmp_path: Path, option: str) -> None:
+    outcome = CliRunner().invoke(command, ["make", "--out", str(tmp_path / "p"), option])
+    assert outcome.exit_code == 2 and "not in the range" in outcome.output
+    assert not (tmp_path / "p").exists()
