@@ -198,3 +198,40 @@ def test_other_architectures_run_through_transformers_behind_the_same_call(kind:
     with pytest.raises(InputError) as caught:
         forward(config, params, ids, positions, record_routes=True)
     assert caught.value.code == "routes_unsupported"
+
+
+@pytest.mark.parametrize("kind", hf_models.WINDOWED)
+def test_a_window_that_is_shorter_than_the_context_is_refused_and_says_what_would_fit(
+    kind: str, tmp_path: Path
+) -> None:
+    hf_models.save(kind, tmp_path)
+    _, arena = read_policy(tmp_path)
+    with pytest.raises(InputError, match="last 4 of 128 tokens") as caught:
+        _ = arena.forward_params
+    assert caught.value.code == "policy_unsupported"
+    assert "max_position_embeddings to 4" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", hf_models.WINDOWED)
+def test_a_window_that_holds_the_whole_context_changes_nothing(kind: str, tmp_path: Path) -> None:
+    """What the refusal above advises gives the reference's logits."""
+    model = hf_models.build(kind)
+    if model.config.model_type == "gpt_neo":  # its positions are a table with one row each
+        model.transformer.wpe = torch.nn.Embedding(4, 32, _weight=model.transformer.wpe.weight[:4].detach())
+    model.config.max_position_embeddings = 4
+    model.save_pretrained(tmp_path)
+    config, arena = read_policy(tmp_path)
+    ids = make_ids()[:, :4]
+    params = arena.forward_params
+    found = compute_logits(config, params, forward(config, params, ids, torch.arange(4).expand(ROWS, -1)).hidden_BTD)
+    assert relative_error(found, model(ids).logits) < 1e-5
+
+
+def test_a_policy_with_a_recurrent_state_is_refused_before_it_runs(tmp_path: Path) -> None:
+    import transformers as t
+
+    t.MambaForCausalLM(t.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2)).save_pretrained(tmp_path)
+    _, arena = read_policy(tmp_path)
+    with pytest.raises(InputError) as caught:
+        _ = arena.forward_params
+    assert caught.value.code == "policy_unsupported"
