@@ -20,7 +20,13 @@ def command(config: Path, port: int | None, host: str | None, replicas: int | No
     """
     from hotloop.service.config import load_config
     from hotloop.service.serve import run_deployment
+    from hotloop.service.start_checks import check_start, find_missing_bucket
 
     given = {"port": port, "host": host, "replicas": replicas}
     overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    run_deployment(load_config(config, overrides))
+    deployment = load_config(config, overrides)
+    check_start(deployment)
+    missing = find_missing_bucket(deployment)
+    if missing:
+        click.echo(f"note: {missing}: there is no such directory yet; replicas wait for the first publish", err=True)
+    run_deployment(deployment)

@@ -7,6 +7,7 @@ Does not do: reading secrets (secrets.py), starting anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hotloop.errors import InputError, Problem
+
+_PLAIN = "Write plain YAML in UTF-8."
 
 
 class _Record(BaseModel):
@@ -111,17 +114,24 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Deployme
         InputError: every problem of the file at once, each with its line.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError("config_unreadable", f"cannot be read: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "config_syntax", f"is not UTF-8 text ({error.reason} at byte {error.start})", where=str(path), do=_PLAIN
+        ) from None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         content = yaml.safe_load(text)
+    except (RecursionError, ValueError) as error:  # too deep; or a date or number that is none
+        why = "is nested too deeply" if isinstance(error, RecursionError) else f"holds a value that is none ({error})"
+        raise InputError("config_syntax", why, where=str(path), do=_PLAIN) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise InputError("config_syntax", f"{problem}", where=f"{path}{line}", do="Write plain YAML.") from None
+        raise InputError("config_syntax", f"{problem}", where=f"{path}{line}", do=_PLAIN) from None
     if not isinstance(content, dict):
         raise InputError(
             "config_syntax",
@@ -129,10 +139,39 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Deployme
             where=str(path),
             do="Start with bucket: and served_model_name:.",
         )
+    flaws = list(_find_flaws(path, node))
+    if flaws:
+        raise InputError.of(flaws)
     try:
         return DeploymentConfig.model_validate({**content, **(overrides or {})})
     except ValidationError as error:
         raise InputError.of([_problem(path, node, item) for item in error.errors()]) from None
+
+
+def _find_flaws(path: Path, root: yaml.Node | None) -> Iterator[Problem]:
+    """Find what YAML lets through and nobody means: a key given twice, of which the last would win, and NUL in text."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in seen:  # an alias leads to the same node again
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+            yield Problem(
+                "invalid_value", "holds a NUL character", f"{path}:{node.start_mark.line + 1}", "Take it out."
+            )
+        elif isinstance(node, yaml.SequenceNode):
+            waiting.extend(reversed(node.value))
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                line = key.start_mark.line + 1
+                if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                    why = f"{key.value} is given twice, first in line {lines[key.value]}"
+                    yield Problem("config_syntax", why, f"{path}:{line}", "Leave one of them out.")
+                elif isinstance(key, yaml.ScalarNode):
+                    lines[key.value] = line
+            waiting.extend(part for pair in reversed(node.value) for part in reversed(pair))
 
 
 def _problem(path: Path, node: yaml.Node | None, item: Any) -> Problem:

@@ -22,7 +22,7 @@ from hotloop.service.reconciler import Wiring
 from hotloop.service.replica import Replica
 from hotloop.service.rollouts import RolloutSettings
 from hotloop.service.timestamps import utc_now
-from hotloop.snapshots.bucket_access import StaticKeys, open_bucket, parse_reader_secret
+from hotloop.snapshots.bucket_access import StaticKeys, open_bucket_to_read, parse_reader_secret
 from hotloop.snapshots.cache import Cache
 from hotloop.snapshots.mirror import Mirror
 from hotloop.snapshots.reader import SnapshotReader
@@ -35,7 +35,7 @@ TOKEN_VARIABLE = "HOTLOOP_REPLICA_TOKEN"
 
 def build(settings: dict[str, Any], token: str, keys: StaticKeys | None, partition: bytes) -> Replica:
     """Join the parts of one replica."""
-    bucket = open_bucket(settings["bucket"], keys=keys)
+    bucket = open_bucket_to_read(settings["bucket"], keys=keys)
     retry = RetryPolicy(budget_s=settings["storage_budget_s"])
     state_dir = Path(settings["state_dir"])
     peers = open_peers(settings["peers"]["nodes"], settings["peers"]["listen"], partition)

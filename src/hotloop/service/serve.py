@@ -29,7 +29,7 @@ from hotloop.service.parent_watch import end_with_stdin
 from hotloop.service.peering import check_peers, open_peers, serve_peers
 from hotloop.service.replica_process import PARTITION_VARIABLE, STORAGE_VARIABLE
 from hotloop.service.secrets import read_secret
-from hotloop.snapshots.bucket_access import open_bucket, parse_reader_secret
+from hotloop.snapshots.bucket_access import open_bucket_to_read, parse_reader_secret
 from hotloop.snapshots.cache import PARTITION_BYTES, Cache, parse_partition
 from hotloop.snapshots.reader import SnapshotReader
 from hotloop.snapshots.retry import RetryPolicy
@@ -60,7 +60,7 @@ def run_deployment(config: DeploymentConfig, launcher: Launcher | None = None, l
         partition = _partition(config, state_dir)
         cache_dir = config.cache_dir or str(_xdg("XDG_CACHE_HOME", ".cache") / "hotloop" / "delivery")
         config = config.model_copy(update={"cache_dir": cache_dir})
-        bucket = open_bucket(config.bucket, keys=static)
+        bucket = open_bucket_to_read(config.bucket, keys=static)
         retry = RetryPolicy(budget_s=POST_RETRY_BUDGET_S)
         peers = open_peers(config.peers.nodes, config.peers.listen, partition)
         cache = Cache(cache_dir, partition, bucket, retry=retry, peers=peers)

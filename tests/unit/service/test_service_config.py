@@ -66,3 +66,35 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_config(tmp_path / "none.yaml")
     assert caught.value.code == "config_unreadable" and "none.yaml" in str(caught.value)
+
+
+def test_a_file_that_is_no_utf_8_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_bytes(b"bucket: \xff\xfe\n")
+    with pytest.raises(InputError, match=r"is not UTF-8 text \(invalid start byte at byte 8\) \[config_syntax\]"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: " * 3 + "{a: " * 50_000, "bucket: 2024-99-99\n"])
+def test_yaml_that_breaks_its_parser_is_refused(tmp_path: Path, text: str) -> None:
+    assert [code for code, _ in problems(tmp_path, text)] == ["config_syntax"]
+
+
+def test_a_key_given_twice_is_refused_at_every_level(tmp_path: Path) -> None:
+    text = "bucket: file:///b\nserved_model_name: p\nbucket: file:///c\nengine:\n  kind: fake\n  kind: torch\n"
+    assert problems(tmp_path, text) == [("config_syntax", ":3"), ("config_syntax", ":6")]
+    assert problems(tmp_path, "a: 1\n'a': 2\n") == [("config_syntax", ":2")]
+    assert problems(tmp_path, "{a: 1, a: 1}") == [("config_syntax", ":1")]
+
+
+def test_the_same_key_in_two_tables_is_no_duplicate(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("bucket: file:///b\nserved_model_name: p\nengine: {url: a, options: {url: b}}\n")
+    assert load_config(path).engine.options == {"url": "b"}
+
+
+@pytest.mark.parametrize(
+    "line", ['bucket: "file:///b\\0"', 'tokenizer: "\\0"', 'engine: {device: "\\x00"}', 'peers: {nodes: ["\\0"]}']
+)
+def test_no_text_may_hold_nul(tmp_path: Path, line: str) -> None:
+    assert problems(tmp_path, f"served_model_name: p\n{line}\n") == [("invalid_value", ":2")]
