@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
 
 _URL = click.option("--url", default="", envvar="HOTLOOP_URL", help="The deployment's address; default HOTLOOP_URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+MAX_WAIT_S = 7 * 24 * 3600.0
+"""A week: longer than any load, and short enough for every clock."""
+
+
+def _refuse_nan(context: click.Context, option: click.Parameter, value: float) -> float:
+    """A range lets nan through, since it compares with nothing, and a wait of nan seconds would never end."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is no number of seconds", context, option)
+    return value
 
 
 @click.group()
@@ -69,13 +79,24 @@ def status(url: str, as_json: bool) -> None:
 @click.option("--wait", is_flag=True, help="Wait until every replica serves it; fail if one cannot.")
 @click.option("--allow-rewind", is_flag=True, help="Also go back to a lower policy version.")
 @click.option("--transition", type=click.Choice(["ASYNC", "SYNC"]), help="How requests in flight meet the swap.")
-@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Seconds that --wait waits.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, max=MAX_WAIT_S),
+    callback=_refuse_nan,
+    default=600.0,
+    show_default=True,
+    help="Seconds that --wait waits.",
+)
 @_URL
 @_JSON
 def load(
     identity: str, wait: bool, allow_rewind: bool, transition: str | None, timeout_s: float, url: str, as_json: bool
 ) -> None:
     """Ask for IDENTITY."""
+    from hotloop.snapshots.layout import check_identity
+
+    check_identity(identity)
     fields: dict[str, Any] = {"allow_rewind": True} if allow_rewind else {}
     if transition:
         fields["transition"] = transition

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hotloop.cli.lab_address import DEFAULT_PORT
 from hotloop.errors import EXIT_ENVIRONMENT, HotloopError
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from hotloop.experiment.choices import Experiment
     from hotloop.experiment.rehearsal import Rehearsal
-
-DEFAULT_PORT = 8421
 
 
 @click.command(name="lab")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
+from hotloop.cli.lab_address import DEFAULT_ADDRESS
 from hotloop.cli.planner_input import open_experiment
-
-DEFAULT_BASE = "http://127.0.0.1:8420/"
-"""Where the lab listens unless told otherwise; only the fragment after it carries anything."""
+from hotloop.errors import InputError
 
 
 @click.command(name="link")
@@ -21,7 +20,7 @@ DEFAULT_BASE = "http://127.0.0.1:8420/"
     type=click.Path(path_type=Path, dir_okay=False),
     help="Make an A/B link: this file is A, SOURCE is B.",
 )
-@click.option("--base", default=DEFAULT_BASE, show_default=True, help="Address of the page that opens the link.")
+@click.option("--base", default=DEFAULT_ADDRESS, show_default=True, help="Address of the page that opens the link.")
 @click.option(
     "--mine",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -41,6 +40,13 @@ def command(source: str, reference: Path | None, base: str, mine: Path | None) -
             document["reference"] = shared.reference.model_dump(mode="json")
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
+    if not source or "://" in source:
+        raise InputError(
+            "bad_link",
+            f"it has no #{EXPERIMENT_KEY}= or #{COMPARE_KEY}=" if source else "SOURCE is empty",
+            where="the link",
+            do="Copy it whole, from the first character to the last, or name an experiment file.",
+        )
     experiment = open_experiment(Path(source), None)
     if reference is not None:
         fragment = encode_comparison(open_experiment(reference, None), experiment)

@@ -26,7 +26,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from hotloop.errors import ServiceError, VersionNotReady
+from hotloop.errors import EXIT_ENVIRONMENT, ServiceError, VersionNotReady
+from hotloop.snapshots.rollback import check_deployment_url, choose_exit_code
 from hotloop.types import Completion, Support, TopLogprobs, VersionSpan
 
 HOT_LOAD = "/hot_load/v1/models/hot_load"
@@ -59,12 +60,14 @@ class Client:
 
         Raises:
             ServiceError: `no_address` when neither `url` nor HOTLOOP_URL is given.
+            InputError: `invalid_url`.
         """
         found = url or os.environ.get("HOTLOOP_URL", "")
         if not found:
             raise ServiceError(
                 "no_address", "no deployment's address is given", do="Give --url or set HOTLOOP_URL.", exit_code=2
             )
+        check_deployment_url(found)
         self.url = found.rstrip("/")
         key = api_key or os.environ.get("HOTLOOP_API_KEY", "")
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
@@ -221,6 +224,7 @@ class Client:
                     f"the deployment does not answer ({type(cause).__name__})",
                     where=self.url,
                     do="Start it with hotloop serve, or check the address.",
+                    exit_code=EXIT_ENVIRONMENT,
                 )
                 is_retried = self._has_answered and isinstance(
                     cause, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError
@@ -245,7 +249,7 @@ def parse_error(raw: bytes, status: int) -> ServiceError:
         code, message = "unreachable", f"HTTP {status} with a body that is not ours: {raw[:200]!r}"
         details, retryable = {}, False
     kind = VersionNotReady if code == "weight_version_not_ready" else ServiceError
-    error = kind(code, message, details=details, retryable=retryable)
+    error = kind(code, message, details=details, retryable=retryable, exit_code=choose_exit_code(status))
     error.args = (message,)  # the message is complete; the parts were joined by the sender
     return error
 

@@ -202,6 +202,22 @@ def test_an_a_b_link_holds_both(broken: Path, sound: Path) -> None:
     assert (back["choices"]["model"], back["reference"]["model"]) == ("dense", "glm47")
 
 
+def test_a_link_points_where_the_lab_listens(tmp_path: Path) -> None:
+    from hotloop.cli.lab import command as lab
+
+    port = next(option.default for option in lab.params if option.name == "port")
+    path = tmp_path / "experiment.json"
+    path.write_text("{}")
+    assert hotloop("link", str(path)).stdout.startswith(f"http://127.0.0.1:{port}/#")
+
+
+@pytest.mark.parametrize("source", ["", "http://x/", "http://x/#", "http://x/#other=1"])
+def test_what_is_no_link_and_no_file_is_called_a_bad_link(source: str) -> None:
+    done = hotloop("link", source)
+    assert done.returncode == 2
+    assert "[bad_link]" in done.stderr
+
+
 def test_a_broken_link_says_so() -> None:
     done = hotloop("link", "http://x/#experiment=%%%")
     assert done.returncode == 2

@@ -178,7 +178,8 @@ class Deployment(BaseHTTPRequestHandler):
         refused = body["identity"] == "step000009"
         answer: dict[str, object] = {"accepted": True, "identity": body["identity"], "policy_version": 1}
         if refused:
-            answer = {"error": {"code": "snapshot_incomplete", "message": "not complete"}}
+            message = "step000009: not there [snapshot_incomplete]."
+            answer = {"error": {"code": "snapshot_incomplete", "message": message}}
         data = json.dumps(answer).encode()
         self.send_response(409 if refused else 200)
         self.send_header("Content-Length", str(len(data)))
@@ -218,8 +219,14 @@ def test_rollback_asks_for_a_rewind_with_the_key(
 
 def test_a_refused_rollback_has_the_deployments_own_code(publish: Shell, deployment: str) -> None:
     code, message = publish("rollback", "--url", deployment, "--identity", "step000009")
+    assert (code, message) == (2, "rollback to step000009: step000009: not there [snapshot_incomplete].")
+
+
+@pytest.mark.parametrize("url", ["foo", "http://", "http://h:99999", "http://key@h", "http://h/#x"])
+def test_a_rollback_needs_an_address(publish: Shell, url: str) -> None:
+    code, message = publish("rollback", "--url", url, "--identity", "step000009")
     assert code == 2
-    assert "[snapshot_incomplete]" in message
+    assert "[invalid_url]" in message and "key" not in message
 
 
 def test_publishing_needs_no_torch(tmp_path: Path) -> None:
