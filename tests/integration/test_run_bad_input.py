@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from hotloop.types import Score
 def none(task, response): return None
 def nan(task, response): return float("nan")
 def fails(task, response): raise KeyError("gone")
+def leaves(task, response): raise SystemExit(0)
 def huge(task, response): return 1e38 * (1 + hash(response) % 5)
 async def late(task, response): return float(len(response) % 2)
 """
@@ -49,6 +54,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--set=reward.kind=python", "--set=reward.function=bad_input_rewards.none"], 1, "[reward_invalid]"),
         (["--set=reward.kind=python", "--set=reward.function=bad_input_rewards.nan"], 1, "[reward_invalid]"),
         (["--set=reward.kind=python", "--set=reward.function=bad_input_rewards.fails"], 1, "[reward_raised]"),
+        (["--set=reward.kind=python", "--set=reward.function=bad_input_rewards.leaves"], 1, "[reward_raised]"),
     ],
 )
 def test_one_clear_error(hotloop: RunCommand, workplace: Path, arguments: list[str], code: int, shown: str) -> None:
@@ -58,6 +64,53 @@ def test_one_clear_error(hotloop: RunCommand, workplace: Path, arguments: list[s
     assert shown in outcome.err and outcome.err.startswith("error: ")
     assert "Traceback" not in outcome.err
     assert not list(workplace.glob("run/checkpoints/*")), "nothing was finished, so nothing is saved"
+
+
+def test_a_run_that_was_refused_leaves_its_folder_for_the_corrected_one(hotloop: RunCommand, workplace: Path) -> None:
+    (workplace / "broken").mkdir()
+    (workplace / "broken" / "config.json").write_text("{")
+    for wrong in (
+        ["--set=reward.kind=python", "--set=reward.function=bad_input_rewards.missing"],
+        ["--set=laptop.policy=nowhere"],
+        ["--set=laptop.policy=broken"],
+    ):
+        outcome = hotloop("run", "--out", "run", *QUICK, *wrong)
+        assert outcome.code == 2, outcome.err
+        assert not (workplace / "run").exists()
+    assert "[policy_config]" in outcome.err and "broken/config.json" in outcome.err
+    assert hotloop("run", "--out", "run", *QUICK).code == 0
+
+
+def test_a_resumed_run_keeps_its_policy(hotloop: RunCommand, workplace: Path) -> None:
+    assert hotloop("run", "--out", "run", *QUICK).code == 0
+    before = (workplace / "run" / "experiment.json").read_bytes()
+    outcome = hotloop("run", "--resume", "run", "--set=rounds=3", "--set=laptop.policy=moe")
+    assert outcome.code == 2 and "[resume_policy]" in outcome.err
+    assert (workplace / "run" / "experiment.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("output", ["| head -n 1", ">&-", "> /dev/full"])
+def test_a_run_whose_output_is_gone_finishes_and_saves(workplace: Path, output: str) -> None:
+    command = f"set -o pipefail; {sys.executable} -m hotloop.cli.main run --out run {' '.join(QUICK)} {output}"
+    done = subprocess.run(["bash", "-c", command], cwd=workplace, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert json.loads((workplace / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_a_terminal_that_closes_saves_the_run(workplace: Path) -> None:
+    quick = [each for each in QUICK if "rounds" not in each]
+    command = [sys.executable, "-m", "hotloop.cli.main", "run", "--out", "run", *quick, "--set=rounds=100000"]
+    with subprocess.Popen(command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None
+        metrics = workplace / "run" / "metrics.jsonl"
+        while run.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+            time.sleep(0.05)
+        run.send_signal(signal.SIGHUP)
+        _, said = run.communicate(timeout=120)
+    assert run.returncode == 130, said
+    assert "interrupted; saved after round" in said
+    assert list((workplace / "run" / "checkpoints").glob("iter_*"))
 
 
 def test_malformed_rows_are_named_before_a_run_folder_exists(hotloop: RunCommand, workplace: Path) -> None:

@@ -7,6 +7,7 @@ Does not do: rounds (loop/controller.py).
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotloop.errors import EXIT_INTERRUPTED, InputError, Problem
+from hotloop.errors import EXIT_INTERRUPTED, HotloopError, InputError, Problem
 
 if TYPE_CHECKING:
     from hotloop.experiment.choices import Experiment
     from hotloop.experiment.load import Loaded
     from hotloop.experiment.rehearsal import Rehearsal
     from hotloop.loop.checkpoint import LoopState
+    from hotloop.loop.controller import Controller
     from hotloop.loop.dataset import Dataset
     from hotloop.loop.progress import Progress
     from hotloop.loop.run_folder import RunFolder
@@ -67,7 +69,7 @@ def command(
     if rehearsal is not None and not quiet:
         from hotloop.loop.rehearsing import render_account
 
-        click.echo(f"{loaded.source}\n{render_account(rehearsal)}")
+        _say(f"{loaded.source}\n{render_account(rehearsal)}")
     if explain:
         from hotloop.loop.explain import render_explanation
 
@@ -99,20 +101,30 @@ def _start(loaded: Loaded, rehearsal: Rehearsal | None, out: Path | None, *, qui
     experiment = loaded.experiment
     check_support(experiment)
     dataset = open_dataset(experiment)
-    folder = RunFolder.create(out or _choose_folder(dataset.name, experiment.laptop.seed))
+    root = out or _choose_folder(dataset.name, experiment.laptop.seed)
+    was_there = root.exists()
+    folder = RunFolder.create(root)
     lock = folder.lock()
+    is_set_up = False
     try:
         _write_experiment(folder, experiment, rehearsal)
-        say = _silence if quiet else click.echo
+        say = _silence if quiet else _say
         say(f"run folder: {folder.root}")
         if experiment.reward.kind == "python":
             say(f"imports {experiment.reward.function.rpartition('.')[0]} for the reward")
         _prepare_policy(experiment, dataset, folder, say)
         _check_reward(experiment, dataset, folder, say)
         say(plan_run(experiment, None).render())
-        return _run(experiment, dataset, folder, None, quiet=quiet, began=began)
+        progress = _choose_progress(quiet)
+        controller = _assemble(experiment, dataset, folder, None, progress, began)
+        is_set_up = True
+        return _run(experiment, dataset, folder, controller, progress, first_round=0, quiet=quiet)
+    except HotloopError:
+        if not is_set_up:  # nothing has run: the corrected experiment may have the folder
+            folder.discard(keeps_root=was_there)
+        raise
     except KeyboardInterrupt:
-        click.echo(f"interrupted; nothing was saved yet. Continue with: hotloop run --resume {folder.root}", err=True)
+        _say(f"interrupted; nothing was saved yet. Continue with: hotloop run --resume {folder.root}", err=True)
         raise
     finally:
         lock.close()
@@ -138,7 +150,7 @@ def _resume(root: Path, settings: tuple[str, ...], *, explain: bool, quiet: bool
     dataset = open_dataset(experiment)
     lock = folder.lock()
     try:
-        say = _silence if quiet else click.echo
+        say = _silence if quiet else _say
         resumption = prepare_resume(folder, before, experiment)
         for note in resumption.notes:
             say(f"note: {note}")
@@ -146,7 +158,10 @@ def _resume(root: Path, settings: tuple[str, ...], *, explain: bool, quiet: bool
             _write_experiment(folder, experiment)
         _prepare_policy(experiment, dataset, folder, say)
         say(resumption.plan.render())
-        return _run(experiment, dataset, folder, resumption.checkpoint, quiet=quiet, began=began)
+        progress = _choose_progress(quiet)
+        controller = _assemble(experiment, dataset, folder, resumption.checkpoint, progress, began)
+        first = resumption.checkpoint[0].round + 1 if resumption.checkpoint else 0
+        return _run(experiment, dataset, folder, controller, progress, first_round=first, quiet=quiet)
     finally:
         lock.close()
 
@@ -215,7 +230,7 @@ def _prepare_policy(experiment: Experiment, dataset: Dataset, folder: RunFolder,
     from hotloop.models.builtin import make_policy
 
     is_warmed = dataset.is_builtin and laptop.warmup_accuracy > 0
-    with WarmupProgress(Console() if sys.stdout.isatty() and say is not _silence else None) as progress:
+    with WarmupProgress(Console() if _is_terminal() and say is not _silence else None) as progress:
         report = make_policy(
             folder.policy,
             kind=laptop.policy,  # type: ignore[arg-type]  # one of the two names, by the test above
@@ -233,35 +248,47 @@ def _prepare_policy(experiment: Experiment, dataset: Dataset, folder: RunFolder,
     say(f"policy: {laptop.policy}, {report.num_params:,} parameters, {how}")
 
 
-def _run(
+def _assemble(
     experiment: Experiment,
     dataset: Dataset,
     folder: RunFolder,
     checkpoint: tuple[LoopState, Path] | None,
-    *,
-    quiet: bool,
+    progress: Progress,
     began: float,
-) -> int:
-    """Run the rounds with an interrupt that saves; print what came out."""
+) -> Controller:
     from hotloop.loop.assembly import assemble
 
-    progress = _choose_progress(quiet)
-    controller = assemble(experiment, dataset, folder, progress=progress, began=began, checkpoint=checkpoint)
-    first = checkpoint[0].round + 1 if checkpoint else 0
+    return assemble(experiment, dataset, folder, progress=progress, began=began, checkpoint=checkpoint)
+
+
+def _run(
+    experiment: Experiment,
+    dataset: Dataset,
+    folder: RunFolder,
+    controller: Controller,
+    progress: Progress,
+    *,
+    first_round: int,
+    quiet: bool,
+) -> int:
+    """Run the rounds with an interrupt that saves; print what came out."""
 
     async def run() -> bool:
         loop = asyncio.get_running_loop()
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
+            numbers.append(signal.SIGHUP)
 
         def interrupt() -> None:
             controller.stop.request()
-            for number in (signal.SIGINT, signal.SIGTERM):  # a second one ends the process at once
+            for number in numbers:  # a second one ends the process at once
                 loop.remove_signal_handler(number)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.add_signal_handler(number, interrupt)
         return await controller.run()
 
-    progress.started(first, experiment.rounds)
+    progress.started(first_round, experiment.rounds)
     try:
         is_finished = asyncio.run(run())
     finally:
@@ -271,7 +298,7 @@ def _run(
 
         saved = find_latest(folder)
         what = "nothing was saved yet" if saved is None else f"saved after round {saved}"
-        click.echo(f"interrupted; {what}. Continue with: hotloop run --resume {folder.root}", err=True)
+        _say(f"interrupted; {what}. Continue with: hotloop run --resume {folder.root}", err=True)
         return EXIT_INTERRUPTED
     if not quiet:
         _print_summary(folder, experiment, dataset)
@@ -279,15 +306,15 @@ def _run(
 
 
 def _choose_progress(quiet: bool) -> Progress:
-    from hotloop.loop.progress import LiveProgress, PlainProgress, SilentProgress
+    from hotloop.loop.progress import LiveProgress, PlainProgress, SilentProgress, UnbreakableProgress
 
     if quiet:
         return SilentProgress()
-    if sys.stdout.isatty():
+    if _is_terminal():
         from rich.console import Console
 
-        return LiveProgress(Console())
-    return PlainProgress(click.echo)
+        return UnbreakableProgress(LiveProgress(Console()))
+    return PlainProgress(_say)
 
 
 def _print_summary(folder: RunFolder, experiment: Experiment, dataset: Dataset) -> None:
@@ -299,15 +326,29 @@ def _print_summary(folder: RunFolder, experiment: Experiment, dataset: Dataset) 
     if summary["eval_greedy_after"] is not None:
         for name in ("greedy", "sampled"):
             before, after = summary[f"eval_{name}_before"], summary[f"eval_{name}_after"]
-            click.echo(f"held-out accuracy, {name}: {before:.3f} -> {after:.3f}")
-    click.echo(
+            _say(f"held-out accuracy, {name}: {before:.3f} -> {after:.3f}")
+    _say(
         f"{summary['rounds']} rounds in {format_seconds(summary['wall_s'])}, "
         f"{summary['sampling_tokens_per_s']:,.0f} tokens/s sampled, {summary['train_tokens_per_s']:,.0f} trained"
     )
-    click.echo(f"everything is in {folder.root}: summary.json, metrics.jsonl, rollouts/, checkpoints/")
+    _say(f"everything is in {folder.root}: summary.json, metrics.jsonl, rollouts/, checkpoints/")
     if dataset.suggestion and experiment.laptop.policy == "dense":
-        click.echo(f"next: {dataset.suggestion}")
-        click.echo("  or: hotloop run --set laptop.policy=moe")
+        _say(f"next: {dataset.suggestion}")
+        _say("  or: hotloop run --set laptop.policy=moe")
+
+
+def _is_terminal() -> bool:
+    """Tell whether a person watches; a process that was started without a standard output has none."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _say(message: str, *, err: bool = False) -> None:
+    """Print a line. An output that is gone (a closed pipe, a full disk) does not end the run: it gets no more."""
+    try:
+        click.echo(message, err=err)
+    except OSError:
+        stream = sys.stderr if err else sys.stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _silence(message: str) -> None:

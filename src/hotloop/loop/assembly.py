@@ -10,7 +10,6 @@ Does not do: reading experiments (experiment/load.py), making policies (models/b
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from hotloop.loop.run_folder import RunFolder
 from hotloop.loop.sampling import Sampler, find_longest_prompt
 from hotloop.loop.scoring import JudgeVerifier
 from hotloop.loop.weight_sync import InMemorySync, NoCopy, WeightSync
+from hotloop.models.config import read_config
 from hotloop.models.tokenizer import Tokenizer, open_tokenizer
 from hotloop.trainers.base import LossSettings, OptimizerSettings, TrainerSettings, open_trainer
 from hotloop.types import SamplingParams, Task
@@ -136,7 +136,7 @@ def read_policy_config(policy_dir: Path) -> dict[str, Any]:
     """Read config.json of a policy.
 
     Raises:
-        InputError: code `policy_not_found`.
+        InputError: code `policy_not_found` or `policy_config`.
     """
     path = policy_dir / "config.json"
     if not path.is_file():
@@ -146,8 +146,7 @@ def read_policy_config(policy_dir: Path) -> dict[str, Any]:
             where=f"laptop.policy = {str(policy_dir)!r}",
             do="Name a directory with config.json, safetensors and a tokenizer, or dense, or moe.",
         )
-    config: dict[str, Any] = json.loads(path.read_text())
-    return config
+    return dict(read_config(policy_dir).hf)
 
 
 def choose_context(

@@ -1,7 +1,8 @@
 """What a person sees of a run: one live view on a terminal, plain lines elsewhere.
 
-Owns: the Progress port; `LiveProgress` (rich), `PlainProgress` (lines for logs and pipes), `SilentProgress`; and
-`WarmupProgress` for what comes before the first round.
+Owns: the Progress port; `LiveProgress` (rich), `PlainProgress` (lines for logs and pipes), `SilentProgress`;
+`UnbreakableProgress`, which keeps a failing output from ending a run; and `WarmupProgress` for what comes before the
+first round.
 
 Promises: plain lines hold no control characters and no more than about `MAX_PLAIN_LINES` of a long run; a live view
 redraws at most a few times a second, so that it costs a run nothing.
@@ -56,6 +57,37 @@ class SilentProgress:
     def saved(self, round_: int, path: Path) -> None: ...
 
     def closed(self) -> None: ...
+
+
+class UnbreakableProgress:
+    """Passes everything on until writing fails (a closed pipe, a terminal that is gone), then shows nothing more.
+
+    A run is worth more than its progress: whoever stops watching does not end it.
+    """
+
+    def __init__(self, inner: Progress) -> None:
+        self._inner = inner
+
+    def started(self, first_round: int, num_rounds: int) -> None:
+        self._show(lambda inner: inner.started(first_round, num_rounds))
+
+    def evaluated(self, round_: int, metrics: Mapping[str, float]) -> None:
+        self._show(lambda inner: inner.evaluated(round_, metrics))
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        self._show(lambda inner: inner.round_done(record))
+
+    def saved(self, round_: int, path: Path) -> None:
+        self._show(lambda inner: inner.saved(round_, path))
+
+    def closed(self) -> None:
+        self._show(lambda inner: inner.closed())
+
+    def _show(self, tell: Callable[[Progress], None]) -> None:
+        try:
+            tell(self._inner)
+        except OSError:
+            self._inner = SilentProgress()
 
 
 class Eta:

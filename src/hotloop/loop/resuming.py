@@ -59,7 +59,7 @@ def prepare_resume(folder: RunFolder, before: Experiment, after: Experiment) -> 
         after: the same with the settings of this resume.
 
     Raises:
-        InputError: `resume_runs_nothing`, `resume_seed`, `checkpoint_broken`.
+        InputError: `resume_runs_nothing`, `resume_seed`, `resume_policy`, `checkpoint_broken`.
     """
     latest = find_latest(folder)
     plan = plan_run(after, latest)
@@ -72,6 +72,13 @@ def prepare_resume(folder: RunFolder, before: Experiment, after: Experiment) -> 
             f"the run was started with seed {before.laptop.seed}, and its random numbers follow from it",
             where=f"laptop.seed = {after.laptop.seed}",
             do="Resume without a seed, or start a new run.",
+        )
+    if before.laptop.policy != after.laptop.policy:
+        raise InputError(
+            "resume_policy",
+            f"the run started from {before.laptop.policy!r}, and its weights go on from there",
+            where=f"laptop.policy = {after.laptop.policy!r}",
+            do="Resume without a policy, or start a new run.",
         )
     checkpoint = None if latest is None else read_state(folder, latest)
     old, new = (dict(flatten(experiment.model_dump(mode="json"))) for experiment in (before, after))

@@ -12,6 +12,7 @@ Does not do: what the files mean (telemetry/, rollout_file.py, checkpoint.py).
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,22 @@ class RunFolder:
                 do="Name the folder that hotloop run printed.",
             )
         return cls(root)
+
+    def discard(self, *, keeps_root: bool) -> None:
+        """Remove what the set-up of a run wrote, so that the corrected run can take the same folder.
+
+        Only for a folder that `create` has just accepted: it held no files. A policy that is a link is left alone.
+
+        Args:
+            keeps_root: the folder itself was there before.
+        """
+        for path in self.root.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if not keeps_root:
+            self.root.rmdir()
 
     def lock(self) -> RunLock:
         """Take the run for this process until the lock is closed.

@@ -10,6 +10,7 @@ Does not do: tokens, groups (sampling.py).
 
 from __future__ import annotations
 
+import codecs
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -138,6 +139,8 @@ def read_tasks(path: str, *, prompt_key: str, label_key: str, rows: str = "") ->
     wanted = own_slice or rows
     with open(file, "rb") as lines:
         numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if numbered and numbered[0][0] == 1:
+        numbered[0] = (1, numbered[0][1].removeprefix(codecs.BOM_UTF8))  # as editors on Windows write it
     for number, line in numbered[_parse_slice(wanted)]:
         found = _read_row(line, number, file, prompt_key, label_key)
         if isinstance(found, Task):

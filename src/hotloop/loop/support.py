@@ -203,6 +203,21 @@ def _check_rules(experiment: Experiment) -> list[Problem]:
         why = f"the engine decodes a whole group of {largest} at a time"
         where = f"laptop.max_slots = {laptop.max_slots}"
         problems.append(Problem("max_slots", why, where, f"Set it to {largest} or more."))
+    if sampling.top_k == 0:
+        do = "Set it to -1 for all tokens, or to 1 or more."
+        problems.append(Problem("out_of_range", "no token could be drawn", "sampling.top_k = 0", do))
+    if "" in sampling.stop:
+        do = "Remove the empty text."
+        problems.append(
+            Problem("out_of_range", "an empty stop text ends nothing", f"sampling.stop = {sampling.stop!r}", do)
+        )
+    steps, rollouts = experiment.optimizer.steps_per_round, sampling.num_groups * sampling.group_size
+    if steps > rollouts:
+        why = (
+            f"a round of {sampling.num_groups} x {sampling.group_size} rollouts has too few for so many optimizer steps"
+        )
+        do = f"Set it to {rollouts} or less, or raise sampling.num_groups."
+        problems.append(Problem("empty_step", why, f"optimizer.steps_per_round = {steps}", do))
     if sampling.temperature == 0:
         why = "must be above 0, because greedy rollouts of one prompt are all equal"
         problems.append(Problem("temperature_zero", why, "sampling.temperature = 0", "Set it to 1."))

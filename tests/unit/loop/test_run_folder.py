@@ -70,3 +70,18 @@ def test_a_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
         write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_a_set_up_wrote_is_removed_and_a_linked_policy_stays(tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    for name, was_there in (("made", False), ("given", True)):
+        if was_there:
+            (tmp_path / name).mkdir()
+        folder = RunFolder.create(tmp_path / name)
+        folder.policy.symlink_to(tmp_path / "policy", target_is_directory=True)
+        folder.experiment.write_text("{}")
+        folder.discard(keeps_root=was_there)
+        assert folder.root.exists() is was_there
+        assert not was_there or not list(folder.root.iterdir())
+    assert (tmp_path / "policy" / "config.json").read_text() == "{}"

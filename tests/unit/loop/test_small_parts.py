@@ -11,7 +11,7 @@ from hotloop.experiment.load import load_experiment
 from hotloop.experiment.presets import make_laptop_preset
 from hotloop.loop.evaluate import compute_pass_rates
 from hotloop.loop.explain import render_explanation
-from hotloop.loop.progress import MAX_PLAIN_LINES, PlainProgress, render_curve
+from hotloop.loop.progress import MAX_PLAIN_LINES, PlainProgress, UnbreakableProgress, render_curve
 from hotloop.loop.queue import InMemoryQueue
 from hotloop.loop.seeds import derive_seed
 from hotloop.loop.staleness import compute_age, find_oldest_version, is_too_old
@@ -125,6 +125,22 @@ def test_plain_progress_thins_out_rounds_and_has_no_control_characters() -> None
     assert len(lines) <= MAX_PLAIN_LINES + 2
     assert lines[-2].startswith("round 500/500  reward 0.500")
     assert all(line.isprintable() for line in lines)
+
+
+def test_a_failing_output_is_told_nothing_more_and_ends_nothing() -> None:
+    tries: list[str] = []
+
+    def write(line: str) -> None:
+        tries.append(line)
+        raise BrokenPipeError
+
+    progress = UnbreakableProgress(PlainProgress(write))
+    progress.started(0, 2)
+    progress.evaluated(-1, {"eval/greedy": 0.5, "eval/sampled": 0.25})
+    progress.round_done({"round": 0})  # lacks every number: it must not be looked at
+    progress.saved(0, Path("iter_0000000"))
+    progress.closed()
+    assert tries == ["held-out before training: greedy 0.500, sampled 0.250"]
 
 
 def test_the_curve_rises_with_its_values() -> None:

@@ -120,3 +120,9 @@ def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="data_not_found") as caught:
         read_tasks(str(tmp_path / "none.jsonl"), prompt_key="prompt", label_key="label")
     assert caught.value.exit_code == 2
+
+
+def test_a_byte_order_mark_before_the_first_row_is_not_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert [task.prompt for task in read_tasks(str(path), prompt_key="prompt", label_key="label")] == ["a", "b"]

@@ -82,6 +82,9 @@ def test_an_estimator_without_its_arithmetic_is_refused(kind: str) -> None:
         (["laptop.task=", "data_path=x.jsonl"], "no_held_out"),
         (["r3=true"], "r3_dense"),
         (["laptop.policy="], "no_policy"),
+        (["sampling.top_k=0"], "out_of_range"),
+        (['sampling.stop=[""]'], "out_of_range"),
+        (["sampling.num_groups=4", "sampling.group_size=4", "optimizer.steps_per_round=17"], "empty_step"),
     ],
 )
 def test_rules_of_a_run(settings: list[str], code: str) -> None:
