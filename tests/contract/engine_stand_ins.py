@@ -343,6 +343,12 @@ class VllmStandIn(StandIn):
 
     async def _generate(self, call: web.Request) -> web.StreamResponse:
         body = await call.json()
+        salt = body.get("cache_salt") or ""
+        if len(salt) > 128 or set(salt) & set("@/\\\0"):  # as 0.32 refuses it
+            message = (
+                "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\', or NUL."
+            )
+            return web.json_response({"error": {"message": message, "type": "BadRequestError"}}, status=400)
         if self.is_paused and self.pause_mode in ("abort", "wait"):
             return web.json_response({"error": {"message": "paused", "type": "ServiceUnavailable"}}, status=503)
         raw = body["sampling_params"]
@@ -353,7 +359,7 @@ class VllmStandIn(StandIn):
             raw,
             raw.get("seed"),
             top_logprobs=raw.get("logprobs") or 0,
-            cache_namespace=body.get("cache_salt") or "",
+            cache_namespace=salt,
         )
         run = self.run(body["request_id"], request)
         try:

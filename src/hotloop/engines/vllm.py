@@ -14,6 +14,7 @@ Source: vLLM 0.33.0, its published wheel; docs/concepts/engine_adapters.md.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,7 +127,7 @@ class VllmEngine(RemoteEngine):
             "token_ids": list(request.prompt_ids),
             "sampling_params": sampling,
             # Prefixes must not be reused across policies; the version is part of the salt for that reason.
-            "cache_salt": f"{self._labels.version}/{request.cache_namespace}",
+            "cache_salt": make_salt(self._labels.version, request.cache_namespace),
             "stream": False,
         }
 
@@ -192,6 +193,11 @@ class VllmEngine(RemoteEngine):
 
     async def _relabel(self, label: str) -> None:
         await self._server.call("POST", "/update_weight_version", {"new_version": label})
+
+
+def make_salt(version: int, namespace: str) -> str:
+    """Name what may share prefixes: a digest, because the server refuses slashes, `@` and more than 128 characters."""
+    return hashlib.sha256(f"{version}/{namespace}".encode()).hexdigest()
 
 
 def _best_of(row: Any, k: int) -> list[tuple[int, float]]:
