@@ -574,3 +574,41 @@ def test_a_gpu_gives_the_same_greedy_tokens_and_logprobs(kind: str, tmp_path: Pa
     engine.install(WeightUpdate(1, tensors=policies.make_arena(kind, seed=4).tensors()))
     request = GenerateRequest("a", [1, 2], SamplingParams(10, seed=0))
     check_logprobs(policies.make_arena(kind, seed=4), request, engine.run([request])[0][0])
+
+
+@pytest.mark.parametrize("fold", [1, 3])
+@pytest.mark.parametrize(
+    "shape", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}], ids=str
+)
+@pytest.mark.filterwarnings("error")
+def test_weights_that_are_no_numbers_are_one_clear_error(shape: dict[str, float], fold: int) -> None:
+    arena = policies.make_arena()
+    arena.view("model.embed_tokens.weight")[7] = float("nan")
+
+    async def ask() -> None:
+        engine = make_engine(arena)
+        try:
+            params = SamplingParams(max_new_tokens=4, **shape)
+            await asyncio.gather(*(collect(engine, GenerateRequest(str(n), [1, 2], params, n=fold)) for n in range(2)))
+        finally:
+            await engine.close()
+
+    with pytest.raises(HotloopError) as caught:
+        asyncio.run(ask())
+    assert caught.value.code == "logits_not_finite" and not caught.value.retryable
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_that_overflow_are_one_clear_error() -> None:
+    arena = policies.make_arena()
+    arena.flat.mul_(1e30)
+
+    async def ask() -> None:
+        engine = make_engine(arena)
+        try:
+            await collect(engine, GenerateRequest("a", [1, 2], SamplingParams(max_new_tokens=4)))
+        finally:
+            await engine.close()
+
+    with pytest.raises(HotloopError, match="logits_not_finite"):
+        asyncio.run(ask())

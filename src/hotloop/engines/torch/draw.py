@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hotloop.errors import RunError
 from hotloop.types import SamplingParams
 
 Ints = npt.NDArray[np.int64]
@@ -176,6 +177,9 @@ def draw(distribution: Distribution, rows: Ints, uniforms: Floats) -> Drawn:
     Args:
         rows: [C] row of each completion.
         uniforms: [C] numbers in (0, 1).
+
+    Raises:
+        RunError: code `logits_not_finite`.
     """
     sampling, raw = distribution.sampling, distribution.raw
     n, count = sampling.shape[0], len(rows)
@@ -199,6 +203,7 @@ def draw(distribution: Distribution, rows: Ints, uniforms: Floats) -> Drawn:
             wanted = torch.from_numpy(padded).to(device) * cumulative[:, -1:]
             found = torch.searchsorted(cumulative, wanted, right=True)
             tokens = found[index, torch.from_numpy(slots).to(device)]
+        tokens = tokens.clamp_(max=sampling.shape[1] - 1)  # a row that is not finite gives an id past the last
     if index is None:
         logprobs = raw.gather(1, tokens[:, None])[:, 0]
         chosen = logprobs if sampling is raw else sampling.gather(1, tokens[:, None])[:, 0]
@@ -206,13 +211,21 @@ def draw(distribution: Distribution, rows: Ints, uniforms: Floats) -> Drawn:
         logprobs = raw[index, tokens]
         chosen = logprobs if sampling is raw else sampling[index, tokens]
     recorded = logprobs.cpu().numpy()
+    if np.isnan(recorded).any():
+        raise _not_finite()
     return Drawn(tokens.cpu().numpy(), recorded, recorded if chosen is logprobs else chosen.cpu().numpy())
 
 
 def draw_raw_row(logits: Tensor, uniforms: Floats) -> Drawn:
-    """Draw from one row of raw logits [V] on the CPU: what `draw` does, without a dozen small torch operators."""
+    """Draw from one row of raw logits [V] on the CPU: what `draw` does, without a dozen small torch operators.
+
+    Raises:
+        RunError: code `logits_not_finite`.
+    """
     row = logits.numpy()
     top = row.max()
+    if not math.isfinite(top):
+        raise _not_finite()
     weights = np.exp(row - top)
     cumulative = weights.cumsum(dtype=np.float64)
     tokens = np.searchsorted(cumulative, uniforms * cumulative[-1], side="right")
@@ -221,12 +234,27 @@ def draw_raw_row(logits: Tensor, uniforms: Floats) -> Drawn:
 
 
 def draw_raw_one(row: npt.NDArray[np.float32], uniform: float) -> tuple[int, float]:
-    """Draw one token from raw logits [V] and give its logprob: `draw_raw_row` for one number, bit for bit."""
+    """Draw one token from raw logits [V] and give its logprob: `draw_raw_row` for one number, bit for bit.
+
+    Raises:
+        RunError: code `logits_not_finite`.
+    """
     top = row.max()
+    if not math.isfinite(top):
+        raise _not_finite()
     cumulative = np.exp(row - top).cumsum(dtype=np.float64)
     total = cumulative[-1]
     token = int(cumulative.searchsorted(uniform * total, side="right"))
     return token, float(np.float32(row[token] - (top + np.log(total))))
+
+
+def _not_finite() -> RunError:
+    return RunError(
+        "logits_not_finite",
+        "the policy's logits are not finite numbers, so no token can be drawn",
+        where="a decode step",
+        do="Check the checkpoint; in a run lower optimizer.lr or set optimizer.clip_grad.",
+    )
 
 
 def _number_within_rows(rows: Ints, n: int) -> tuple[Ints, int]:

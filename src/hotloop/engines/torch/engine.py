@@ -151,7 +151,8 @@ class TorchEngine:
 
         Raises:
             InputError: see `check_request`.
-            HotloopError: code `engine_error` when a step failed; `engine_closed` after `close`.
+            HotloopError: code `logits_not_finite` when the weights are damaged; `engine_error` when a step failed
+                otherwise; `engine_closed` after `close`.
         """
         self._check_open()
         live = self.check_request(request, stream=stream)
@@ -162,6 +163,8 @@ class TorchEngine:
             while True:
                 while sink.chunks:
                     yield sink.chunks.popleft()
+                if isinstance(sink.error, HotloopError):
+                    raise sink.error
                 if sink.error is not None:
                     raise HotloopError(
                         "engine_error", f"a decode step failed ({sink.error})", where=request.request_id, retryable=True

@@ -166,6 +166,7 @@ class SmallDecoder:
         self._cos_weights = weights[:, None]
         self._sin_weights = np.roll(weights, config.head_dim // 2, -1)[:, None]
 
+    @np.errstate(over="ignore", invalid="ignore")  # weights that are no numbers are told when a token is drawn
     def decode(self, tokens: Ints, lengths: Ints, trunks: TrunkLayout | None) -> tuple[Tensor, list[Tensor]]:
         """Feed one token per row at position `lengths`; return logits [n, V] and per layer routes [n, E]."""
         config, n = self._config, len(tokens)
