@@ -211,8 +211,11 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     return text if match is None else text[: match[0]]
 
 
-def open_tokenizer(directory: Path | str) -> Tokenizer:
+def open_tokenizer(directory: Path | str, *, where: str = "") -> Tokenizer:
     """Open the tokenizer of a Hugging Face directory.
+
+    Args:
+        where: what its later errors call it, for those who should not see the path; the directory when empty.
 
     Raises:
         InputError: code `tokenizer_not_found` when there is none, `tokenizer_unreadable` when it cannot be read.
@@ -248,7 +251,7 @@ def open_tokenizer(directory: Path | str) -> Tokenizer:
         special_tokens=special,
         chat_template=template,
         pad_id=pad_id,
-        where=str(directory),
+        where=where or str(directory),
     )
 
 

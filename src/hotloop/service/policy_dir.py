@@ -18,6 +18,8 @@ from hotloop.snapshots.materialize import StagedSnapshot
 from hotloop.snapshots.shard import ShardWriter
 
 WEIGHTS_NAME = "model.safetensors"
+_SHOWN_AS = "the deployment's tokenizer"
+"""What errors of a request call it: where it lies on the server is no client's business."""
 
 
 def fetch_small_files(staged: StagedSnapshot, fetcher: Fetcher) -> dict[str, bytes]:
@@ -55,8 +57,8 @@ def write_policy_dir(root: Path, small_files: Mapping[str, bytes], tensors: Mapp
 def open_policy_tokenizer(policy_dir: Path, override_dir: str) -> Tokenizer | None:
     """Open the snapshot's tokenizer, or the configured one; None when there is neither: token ids only."""
     if override_dir:
-        return open_tokenizer(override_dir)
+        return open_tokenizer(override_dir, where=_SHOWN_AS)
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if any((policy_dir / name).exists() for name in names):
-        return open_tokenizer(policy_dir)
+        return open_tokenizer(policy_dir, where=_SHOWN_AS)
     return None
