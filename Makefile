@@ -10,7 +10,7 @@ export PYTHONWARNINGS ?=
 
 setup: $(STAMP) web
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py src/hotloop/snapshots/codecs/kernel.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "hotloop needs Python 3.11 or newer; this is $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11."; exit 3; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

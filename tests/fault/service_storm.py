@@ -27,7 +27,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,8 @@ class Storm:
     accepted: int = 0
     gateway_deaths: list[list[float]] = field(default_factory=list)
     """[killed at, answering again at]."""
+    stopped: list[psutil.Process] = field(default_factory=list)
+    """Replicas that were hung; one whose gateway was then killed stays behind, for it cannot end itself."""
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -348,9 +350,12 @@ class Storm:
         if not pids:
             return False
         try:
-            os.kill(draw.choice(pids), number)
-        except ProcessLookupError:
+            victim = psutil.Process(draw.choice(pids))
+            victim.send_signal(number)
+        except psutil.NoSuchProcess:
             return False
+        if number == signal.SIGSTOP:
+            self.stopped.append(victim)
         return True
 
     def kill_replica(self, draw: random.Random) -> str:
@@ -475,5 +480,8 @@ def open_storm(root: Path, seed: int) -> Iterator[Storm]:
             finally:
                 storm.is_over.set()
                 storm.deployment.stop()
+                for victim in storm.stopped:
+                    with suppress(psutil.NoSuchProcess):
+                        victim.kill()
     finally:
         bucket.kill()
