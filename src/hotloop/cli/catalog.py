@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hotloop.cli.planner_input import open_catalog
+from hotloop.cli.planner_input import open_catalog, read_json
 from hotloop.errors import InputError
 
 
@@ -80,10 +80,7 @@ def add(config: Path, name: str, hf_repo: str, model_script: str, out: Path) -> 
     from hotloop.experiment.catalog.load import load_catalog
     from hotloop.experiment.catalog.propose import propose_entry
 
-    try:
-        fields = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError("bad_json", f"is not JSON: {error}", where=str(config), do="Give a config.json.") from error
+    fields = read_json(config, do="Give a config.json.")
     if not isinstance(fields, dict):
         raise InputError("bad_json", "does not hold an object", where=str(config), do="Give a config.json.")
     known = load_catalog([out] if out.exists() else [])

@@ -14,6 +14,7 @@ from hotloop.cli.planner_input import (
     open_experiment,
     open_plan,
     print_errors,
+    read_json,
     short_lived,
 )
 from hotloop.errors import InputError
@@ -60,12 +61,7 @@ def command(
 
 
 def _read_config(path: Path) -> dict[str, object]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(
-            "bad_json", f"is not JSON: {error}", where=str(path), do="Give a checkpoint's config.json."
-        ) from error
+    config = read_json(path, do="Give a checkpoint's config.json.")
     if not isinstance(config, dict):
         raise InputError("bad_json", "does not hold an object", where=str(path), do="Give a checkpoint's config.json.")
     return config

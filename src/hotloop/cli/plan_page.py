@@ -1,7 +1,7 @@
 """The plan as a page of text: layout drawing, memory bars, findings, estimates, launch guide.
 
 Owns: `print_plan`, and the pure functions that lay out its parts (`draw_layout`, `draw_bar`). User text is escaped, so
-that nothing in a path is read as markup.
+that nothing in a path is read as markup or obeyed by the terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from hotloop.units import format_bytes
@@ -31,6 +31,11 @@ NAMES = {
 STYLES = {"T": "blue", "C": "magenta", "R": "green", "P": "yellow", "D": "cyan", ".": "dim"}
 BAR_WIDTH = 44
 VERDICT_STYLES = {"fits": "green", "tight": "yellow", "over": "red"}
+
+
+def escape(text: str) -> str:
+    """Show user text as it is: not as markup, and a control character as its code, since terminals obey those."""
+    return escape_markup("".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text))
 
 
 def print_plan(plan: Plan, console: Console) -> None:

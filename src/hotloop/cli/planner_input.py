@@ -151,6 +151,17 @@ def read_resume_facts(experiment: Experiment) -> ResumeFacts | None:
     return ResumeFacts(int(text))
 
 
+def read_json(path: Path, *, do: str) -> Any:
+    """Read a JSON file. Raises: InputError `bad_json`, `duplicate_key`."""
+    from hotloop.experiment.json_text import parse_json
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError("bad_json", f"is not UTF-8 text ({error.reason})", where=str(path), do=do) from None
+    return parse_json(text, where=str(path), do=do)
+
+
 def read_build() -> BuildInfo:
     """Ask git for the state of the package, where it lies in a repository that tracks it."""
     from hotloop.experiment.provenance import read_build_info

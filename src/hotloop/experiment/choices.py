@@ -9,9 +9,11 @@ rules across fields are `checks.py`, dependency rules are `apply`.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from hotloop.experiment.sections import (
     Algorithm,
@@ -28,6 +30,8 @@ from hotloop.experiment.sections import (
 
 SCHEMA = 1
 MAX_TEXT = 2048
+NUL_FAULT: Final = "nul_character"
+"""Type of the validation error for NUL in any text."""
 
 
 class Experiment(Section):
@@ -86,6 +90,22 @@ class Experiment(Section):
     eval_samples: int = Field(8, ge=1)
     resume_from: str = Field("", max_length=MAX_TEXT)
     rounds_more: int | None = Field(None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_nul(cls, values: Any) -> Any:
+        """No path, address or name can hold NUL: the system's calls end at it, and a script cannot carry it."""
+        waiting = [("", values)]
+        while waiting:
+            path, value = waiting.pop()
+            if isinstance(value, str) and "\0" in value:
+                raise PydanticCustomError(NUL_FAULT, "{path} must not hold a NUL character", {"path": path})
+            if isinstance(value, Mapping):
+                waiting.extend((f"{path}.{key}" if path else str(key), inner) for key, inner in value.items())
+                waiting.extend((path or "key", key) for key in value if isinstance(key, str) and "\0" in key)
+            elif isinstance(value, list | tuple):
+                waiting.extend((path, inner) for inner in value)
+        return values
 
     sampling: Sampling = Sampling.model_construct()
     algorithm: Algorithm = Grpo.model_construct()

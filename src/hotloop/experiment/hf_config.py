@@ -23,12 +23,19 @@ def check_hf_config(config: Mapping[str, Any], model: Model) -> list[Finding]:
     Args:
         config: parsed config.json; a multimodal one is read through its `text_config`.
 
-    Returns: one `hf_config` finding for each value that differs; a value that either side leaves out is not compared.
+    Returns: one `hf_config` finding for each value that differs; a value that either side leaves out is not
+            compared. One finding when the config holds none of the values.
     """
     text = config.get("text_config")
     fields = dict(text) if isinstance(text, Mapping) else dict(config)
     findings = []
-    for name, found, expected in _pairs(fields, model.arch):
+    pairs = _pairs(fields, model.arch)
+    if all(found is None for _, found, _ in pairs):
+        why = f"holds none of the values that are compared: {', '.join(name for name, _, _ in pairs)}"
+        do = "Give the config.json of a whole checkpoint."
+        message = render_message("hf_config", why, where="config.json", do=do)
+        return [Finding("hf_config", message, ("model", "hf_path"))]
+    for name, found, expected in pairs:
         if found is None or expected is None or found == expected:
             continue
         why = f"the checkpoint has {found}, and {model.model_script or 'the catalogue'} has {expected}"

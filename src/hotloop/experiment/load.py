@@ -11,7 +11,6 @@ Does not do: rules across fields (checks.py), what a recipe fills in (catalog).
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hotloop.errors import InputError, Problem
-from hotloop.experiment.choices import SCHEMA, Experiment
+from hotloop.experiment.choices import NUL_FAULT, SCHEMA, Experiment
+from hotloop.experiment.json_text import MAX_DEPTH, check_depth, parse_json
 from hotloop.experiment.positions import locate_keys
 
 _FREE_TABLES = frozenset({"laptop.hooks"})
@@ -98,13 +98,21 @@ def parse_setting(setting: str, problems: list[Problem]) -> tuple[str, Any] | No
             Problem("bad_setting", "a setting is written key=value", f"--set {setting}", "For example rounds=50.")
         )
         return None
-    return _snake_path(key), _parse_value(text.strip())
+    value = _parse_value(text.strip())
+    if key.count(".") >= MAX_DEPTH:
+        problems.append(Problem("bad_setting", f"names more than {MAX_DEPTH} tables", f"--set {setting[:80]}"))
+        return None
+    return _snake_path(key), value
 
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text}")["value"]
+        check_depth(value, code="bad_setting", where="--set", do="Give a plain value.")
+        return value
+    except RecursionError:
+        raise InputError("bad_setting", "is nested too deeply", where="--set", do="Give a plain value.") from None
+    except ValueError:
         return {"True": True, "False": False, "none": None, "None": None}.get(text, text)
 
 
@@ -126,7 +134,7 @@ def _assign(values: dict[str, Any], path: str, value: Any, origins: dict[str, st
 def _read_file(path: Path, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
     """Parse a file into snake_case choices and origins. Unreadable files raise at once: nothing else can be checked."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of one system begin a file with a byte order mark
     except FileNotFoundError:
         raise InputError("file_not_found", "there is no such file", where=str(path), do="Check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -150,16 +158,23 @@ def _read_file(path: Path, problems: list[Problem]) -> tuple[dict[str, Any], dic
 
 
 def _parse_text(path: Path, text: str, kind: Literal["toml", "json"]) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text) if kind == "json" else tomllib.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError("bad_json", error.msg, where=f"{path}:{error.lineno}", do="Correct the JSON.") from None
-    except tomllib.TOMLDecodeError as error:
-        line = re.search(r"line (\d+)", str(error))
-        where = f"{path}:{line[1]}" if line else str(path)
-        raise InputError("bad_toml", str(error), where=where, do="Correct the TOML.") from None
+    parsed = parse_json(text, where=str(path)) if kind == "json" else _parse_toml(path, text)
     if not isinstance(parsed, dict):
         raise InputError("wrong_type", "an experiment file holds one table of choices", where=str(path))
+    return parsed
+
+
+def _parse_toml(path: Path, text: str) -> dict[str, Any]:
+    do = "Correct the TOML."
+    try:
+        parsed = tomllib.loads(text)
+    except RecursionError:
+        raise InputError("bad_toml", "is nested too deeply", where=str(path), do=do) from None
+    except ValueError as error:  # TOMLDecodeError is one; so is an integer of more digits than Python reads
+        line = re.search(r"line (\d+)", str(error))
+        where = f"{path}:{line[1]}" if line else str(path)
+        raise InputError("bad_toml", str(error), where=where, do=do) from None
+    check_depth(parsed, code="bad_toml", where=str(path), do=do)
     return parsed
 
 
@@ -230,6 +245,10 @@ def _describe(fault: ErrorDetails, origins: Mapping[str, str]) -> Problem:
     place = next((origins[prefix] for prefix in _prefixes(path) if prefix in origins), "")
     place = place.partition("=")[0] if place.startswith("--set ") else place
     kind, context = fault["type"], fault.get("ctx", {})
+    if kind == NUL_FAULT:
+        path = context["path"]
+        place = next((origins[prefix] for prefix in _prefixes(path) if prefix in origins), "").partition("=")[0]
+        return Problem("wrong_value", "must not hold a NUL character", f"{place}: {path}" if place else path)
     if kind == "extra_forbidden":
         return _unknown_key(path, place)
     value = fault["input"]

@@ -343,3 +343,29 @@ def test_the_planner_works_without_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_file_holds_is_never_obeyed_by_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.json"
+    path.write_text(json.dumps({"hf_path": "/a\x1b]0;title\x07b\x9b31m"}))
+    done = hotloop("plan", str(path))
+    assert not {"\x1b", "\x07", "\x9b"} & set(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("text", ['{"a": ' * 100_000, '{"hidden_size": 1, "hidden_size": 2}', "{", "\xff", "[]"])
+@pytest.mark.parametrize("command", ["check", "catalog"])
+def test_a_config_that_cannot_be_read_is_bad_input(tmp_path: Path, command: str, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("latin-1"))
+    add = ["catalog", "add", str(path), "--name", "x", "--repo", "a/b", "--out", str(tmp_path / "c.toml")]
+    done = hotloop(*(["check", "--hf-config", str(path)] if command == "check" else add))
+    assert done.returncode == 2
+    assert "[bad_json]" in done.stderr or "[duplicate_key]" in done.stderr
+
+
+def test_a_config_with_nothing_to_compare_is_no_agreement(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "qwen3"}')
+    done = hotloop("check", "--hf-config", str(path))
+    assert done.returncode == 2
+    assert "holds none of the values that are compared" in done.stdout + done.stderr

@@ -66,4 +66,10 @@ def test_rope_parameters_and_a_nested_text_config_are_read() -> None:
 
 
 def test_values_that_a_config_leaves_out_are_not_compared() -> None:
-    assert findings({}, "dense") == []
+    assert findings({"hidden_size": DENSE["hidden_size"]}, "dense") == []
+    assert len(findings({"hidden_size": 1}, "dense")) == 1
+
+
+def test_a_config_with_nothing_to_compare_does_not_count_as_agreeing() -> None:
+    for config in ({}, {"model_type": "qwen3"}, {"text_config": {}}):
+        assert len(findings(config, "dense")) == 1

@@ -167,3 +167,57 @@ def test_every_leaf_of_the_schema_is_a_known_path() -> None:
 def test_toml_positions_cover_dotted_and_inline_keys() -> None:
     text = 'a = 1\nb.c = 2\n[d]\n# e = 9\ne = { f = 1, g = 2 }\n["h"]\ni = 3\n'
     assert locate_keys(text, "toml") == {"a": 1, "b.c": 2, "d": 3, "d.e": 5, "d.e.f": 5, "d.e.g": 5, "h": 6, "h.i": 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("deep.json", '{"a": ' * 100_000, "bad_json"),
+        ("deep.json", "[" * 100_000, "bad_json"),
+        ("deep.json", '{"a": ' * 65 + "1" + "}" * 65, "bad_json"),
+        ("deep.toml", "a = " + "[" * 100_000, "bad_toml"),
+        ("deep.toml", ".".join("a" * 66) + " = 1", "bad_toml"),
+        ("digits.json", '{"rounds": ' + "9" * 5000 + "}", "bad_json"),
+        ("digits.toml", "rounds = " + "9" * 5000, "bad_toml"),
+        ("twice.json", '{"rounds": 1, "rounds": 2}', "duplicate_key"),
+        ("twice.json", '{"sampling": {"topP": 1, "topP": 0.5}}', "duplicate_key"),
+    ],
+)
+def test_no_text_breaks_the_reader(tmp_path: Path, name: str, text: str, code: str) -> None:
+    path = _write(tmp_path / name, text)
+    with pytest.raises(InputError) as caught:
+        load_experiment(path)
+    assert caught.value.code == code
+    assert caught.value.where.startswith(str(path))
+
+
+@pytest.mark.parametrize("setting", ["rounds=" + "[" * 100_000, "rounds=" + "9" * 5000, ".".join("a" * 70) + "=1"])
+def test_no_setting_breaks_the_reader(setting: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_experiment(None, [setting])
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.toml", "rounds = 7\n"), ("run.json", '{"rounds": 7}')])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    loaded = load_experiment(path)
+    assert (loaded.experiment.rounds, loaded.origin("rounds")) == (7, f"{path}:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"data_path": "/a\\u0000b"}', ":1: data_path"),
+        ('{"rounds": 1,\n"laptop": {"policy": "\\u0000"}}', ":2: laptop.policy"),
+        ('{"sampling": {"stop": ["x", "\\u0000"]}}', ":1: sampling.stop"),
+    ],
+)
+def test_no_text_of_an_experiment_may_hold_nul(tmp_path: Path, text: str, where: str) -> None:
+    path = _write(tmp_path / "run.json", text)
+    with pytest.raises(InputError) as caught:
+        load_experiment(path)
+    assert _problems(caught.value) == [("wrong_value", f"{path}{where}")]
+    with pytest.raises(InputError, match=r"data_path: must not hold a NUL character \[wrong_value\]"):
+        load_experiment(None, ['data_path="/a\\u0000b"'])

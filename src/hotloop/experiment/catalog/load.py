@@ -112,7 +112,7 @@ def _build_model(model_id: str, table: Mapping[str, Any], file: str, problems: l
 def _read_toml(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("catalog_entry", f"is not TOML: {error}", where=name, do="Correct the file.") from error
 
 
