@@ -71,7 +71,7 @@ ENTRIES: tuple[Entry, ...] = (
         "correction",
         "tis",
         _CORRECTIONS,
-        "Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL",
+        "Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
     ),
     Entry("correction", "icepop", _CORRECTIONS, "Ling Team 2025, arXiv:2510.18855"),
     Entry("aggregation", "per_sample", _AGGREGATION, "Shao et al. 2024, arXiv:2402.03300, eq. 3; slime 624b824a"),

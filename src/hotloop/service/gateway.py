@@ -44,7 +44,7 @@ from hotloop.service.replica_client import ReplicaClient
 from hotloop.service.rollout_request import has_vendor_header
 from hotloop.service.supervisor import Supervisor
 from hotloop.service.timestamps import utc_now
-from hotloop.service.upstream import Upstream
+from hotloop.service.upstream import IDLE_S, Upstream
 from hotloop.service.wire_errors import HANDLERS, error_response, method_not_allowed
 from hotloop.snapshots.cache import Cache
 from hotloop.snapshots.reader import SnapshotReader
@@ -139,7 +139,7 @@ class Gateway:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         config = self._config
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
             self._session = session
             limits = config.limits
