@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -36,7 +37,8 @@ import numpy as np
 import torch
 
 from hotloop.engines.base import Chunk, Engine, EngineSettings, GenerateRequest, WeightUpdate, collect, open_engine
-from hotloop.errors import InputError
+from hotloop.engines.vllm_worker import HEAD_RELOAD_METHOD, HeadReload
+from hotloop.errors import InputError, ServiceError
 from hotloop.models.config import parse_config
 from hotloop.models.decoder import compute_logits, forward
 from hotloop.models.weights import Arena, write_policy
@@ -134,8 +136,8 @@ async def read(engine: Engine, request: GenerateRequest, *, stream: bool = False
 class Suite:
     """The checks, in the order they run; each returns what it saw or raises AssertionError."""
 
-    def __init__(self, engine: Engine, arena: Arena, other: Arena) -> None:
-        self.engine, self.arena, self.other = engine, arena, other
+    def __init__(self, engine: Engine, plain: Engine, arena: Arena, other: Arena) -> None:
+        self.engine, self.plain, self.arena, self.other = engine, plain, arena, other
 
     async def _follow(self, request: GenerateRequest, chunks: list[Chunk]) -> None:
         async for chunk in self.engine.generate(request, stream=True):
@@ -231,6 +233,19 @@ class Suite:
         assert drawn == free.token_ids, "a pause changed the answer"
         return f"held after {before} chunks"
 
+    async def the_servers_own_reload_of_a_tied_head_is_refused(self) -> str:
+        tensors = {name: self.other.view(name).numpy() for name in self.other.slots}
+        try:
+            await self.plain.write_weights(WeightUpdate(6, "six", tensors=tensors))
+        except ServiceError as error:
+            assert error.code == "engine_error" and error.details.get("stale_part"), str(error)
+        else:
+            raise AssertionError("the adapter put a label on a head that is not the new one")
+        (answer,) = await collect(self.engine, ask(8, seed=13))
+        gap = largest_gap(self.arena, answer)
+        assert gap < LOGPROB_TOLERANCE and self.plain.policy_version == 0, f"largest gap {gap}"
+        return "the old weights serve on"
+
     async def weights_swapped_in_flight_are_named_token_by_token(self) -> str:
         chunks: list[Chunk] = []
         task = asyncio.create_task(self._follow(ask(LONG_TOKENS, seed=11), chunks))
@@ -280,18 +295,21 @@ def find_free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(python: str, policy_dir: Path, log: Path, timeout_s: float) -> Iterator[str]:
+def serve(python: str, policy_dir: Path, folder: Path, timeout_s: float) -> Iterator[str]:
     """Run vLLM's HTTP server on a policy; give its address once it answers, and end its whole process group after."""
     port = find_free_port()
+    log = folder / "server.log"
+    # One file of ours beside the server's own packages; the rest would bring this environment's torch along.
+    shutil.copy(inspect.getfile(HeadReload), folder / "hotloop_vllm_worker.py")
     # The `vllm` command of the CPU package ends at once: it asks for the version of a package named `vllm`.
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy_dir), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--enforce-eager", "--dtype", "float32", "--max-model-len", "512"]
     # Without the last flag the token route answers 403 (0.32).
     command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    command += ["--worker-extension-cls", f"hotloop_vllm_worker.{HeadReload.__name__}"]
+    environment = os.environ | START_ENVIRONMENT | {"PYTHONPATH": str(folder)}
     with log.open("w", encoding="utf-8") as out:
-        server = subprocess.Popen(
-            command, stdout=out, stderr=out, env=os.environ | START_ENVIRONMENT, start_new_session=True
-        )
+        server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
         try:
             deadline = time.monotonic() + timeout_s
             while True:
@@ -316,10 +334,13 @@ def serve(python: str, policy_dir: Path, log: Path, timeout_s: float) -> Iterato
 
 async def run_checks(url: str, policy_dir: Path, arena: Arena, other: Arena) -> int:
     """Run every check on one engine; return how many failed."""
-    engine = open_engine(EngineSettings(kind="vllm", url=url, policy_dir=str(policy_dir), max_context=512))
+    plain, engine = (
+        open_engine(EngineSettings(kind="vllm", url=url, policy_dir=str(policy_dir), max_context=512, options=options))
+        for options in ({}, {"reload_method": HEAD_RELOAD_METHOD})
+    )
     failed = 0
     try:
-        suite = Suite(engine, arena, other)
+        suite = Suite(engine, plain, arena, other)
         for check in CHECKS:
             name = check.__name__.replace("_", " ")
             try:
@@ -330,6 +351,7 @@ async def run_checks(url: str, policy_dir: Path, arena: Arena, other: Arena) -> 
                 print(f"FAIL  {name}: {type(error).__name__}: {error}", flush=True)
     finally:
         await engine.close()
+        await plain.close()
     return failed
 
 
@@ -351,7 +373,7 @@ def main() -> None:
         if options.url:
             failed = asyncio.run(run_checks(options.url, policy_dir, arena, other))
         else:
-            with serve(options.python, policy_dir, Path(folder) / "server.log", options.start_timeout) as url:
+            with serve(options.python, policy_dir, Path(folder), options.start_timeout) as url:
                 failed = asyncio.run(run_checks(url, policy_dir, arena, other))
     print(f"{len(CHECKS) - failed} of {len(CHECKS)} hold")
     if failed:

@@ -1,4 +1,4 @@
-"""Stand-ins of the HTTP routes of SGLang 0.5.23 and vLLM 0.33.0, on top of the fake engine.
+"""Stand-ins of the HTTP routes of SGLang 0.5.23 and vLLM 0.32/0.33, on top of the fake engine.
 
     adapter --HTTP--> routes --> FakeEngine, stepped by a task of the stand-in, one token a step
 
@@ -91,6 +91,7 @@ class StandIn:
     def _load_config(self, model_path: Path) -> None:
         config = json.loads((model_path / "config.json").read_text())
         self.layers = int(config["num_hidden_layers"])
+        self.ties_head = bool(config.get("tie_word_embeddings", True))
         self.experts = int(config.get("num_experts") or 0)
         self.top_k = int(config.get("num_experts_per_tok") or 0)
         settings = EngineSettings(
@@ -134,11 +135,15 @@ class StandIn:
     def label(self) -> str:
         return self._labels[-1]
 
-    async def install(self, directory: Path, label: str) -> None:
-        """Read a checkpoint, waiting for running requests as a server does that is not paused."""
+    async def install(self, directory: Path, label: str, *, stale: frozenset[str] = frozenset()) -> None:
+        """Read a checkpoint, waiting for running requests as a server does that is not paused.
+
+        Args:
+            stale: tensors that the server goes on using as they were.
+        """
         while not self.is_paused and self.engine.num_active:
             await asyncio.sleep(STEP_S)
-        ranges = read_ranges(directory)
+        ranges = [each for each in read_ranges(directory) if each.name not in stale]
         self._labels.append(label)
         await self.engine.pause()
         await self.engine.write_weights(WeightUpdate(len(self._labels) - 1, ranges=ranges))
@@ -324,9 +329,15 @@ class SglangStandIn(StandIn):
 
 
 class VllmStandIn(StandIn):
-    """vLLM's token route and, as with VLLM_SERVER_DEV_MODE=1, its RL routes."""
+    """vLLM's token route and, as with VLLM_SERVER_DEV_MODE=1, its RL routes.
+
+    On a `device` "cpu" a tied head stays as it was when `reload_weights` reads a checkpoint, as in 0.32.
+    """
 
     pause_mode = ""
+    device = "cuda"
+    id_prefix = "generate-tokens-"
+    """What the token route puts before a request's id; aborts name the whole."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -339,6 +350,7 @@ class VllmStandIn(StandIn):
             web.post("/update_weight_version", self._label),
             web.post("/reset_prefix_cache", self._reset),
             web.get("/weight_info", self._info),
+            web.get("/server_info", self._server_info),
         ]
 
     async def _generate(self, call: web.Request) -> web.StreamResponse:
@@ -367,7 +379,9 @@ class VllmStandIn(StandIn):
                 async for grown, chunk in run:
                     if chunk.is_last:
                         choice = self._choice(body, grown, 0, chunk)
-                        return web.json_response({"request_id": body["request_id"], "choices": [choice]})
+                        return web.json_response(
+                            {"request_id": self.id_prefix + body["request_id"], "choices": [choice]}
+                        )
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             sent = 0
             async for grown, chunk in run:
@@ -375,7 +389,7 @@ class VllmStandIn(StandIn):
                     await response.prepare(call)
                 choice = self._choice(body, grown, sent, chunk)
                 sent = len(grown.ids)
-                event = {"request_id": body["request_id"], "choices": [choice]}
+                event = {"request_id": self.id_prefix + body["request_id"], "choices": [choice]}
                 await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
             return response
@@ -391,6 +405,8 @@ class VllmStandIn(StandIn):
             token, logprob = grown.ids[at], grown.logprobs[at]
             best = grown.top[at] if grown.top else []
             listed = [(token, logprob), *(pair for pair in best if pair[0] != token)]
+            # Cut to the number that was asked for, the sampled token included.
+            listed = listed[: max(body["sampling_params"].get("logprobs") or 0, 1)]
             rows = [{"token_id": one, "logprob": value, "rank": 1} for one, value in listed]
             content.append({"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": rows})
         choice: dict[str, Any] = {
@@ -412,10 +428,9 @@ class VllmStandIn(StandIn):
     async def _abort(self, call: web.Request) -> web.Response:
         body = await call.json()
         self.calls.append(("abort", body))
-        ids = body.get("request_ids") or list(self._running)
-        for call_id in ids:
-            if call_id in self._running:
-                await self.engine.abort(self._running[call_id])
+        ids = body.get("request_ids") or [self.id_prefix + call_id for call_id in self._running]
+        for call_id in [one for one in self._running if self.id_prefix + one in ids]:
+            await self.engine.abort(self._running[call_id])
         return web.json_response({"status": "aborted", "aborted": len(ids)})
 
     async def _pause(self, call: web.Request) -> web.Response:
@@ -439,10 +454,12 @@ class VllmStandIn(StandIn):
     async def _rpc(self, call: web.Request) -> web.Response:
         body = await call.json()
         self.calls.append(("rpc", body))
-        if self.refuses_updates or body["method"] != "reload_weights":
+        if self.refuses_updates or body["method"] not in ("reload_weights", "reload_with_head"):
             error = {"error": {"message": f"{body['method']} failed", "type": "InternalServerError"}}
             return web.json_response(error, status=int(self.refuses_updates or 500))
-        await self.install(Path(body["kwargs"]["weights_path"]), self.label)
+        is_stale = self.device == "cpu" and self.ties_head and body["method"] == "reload_weights"
+        stale = frozenset({"model.embed_tokens.weight"} if is_stale else ())
+        await self.install(Path(body["kwargs"]["weights_path"]), self.label, stale=stale)
         return web.json_response({"results": [None]})
 
     async def _label(self, call: web.Request) -> web.Response:
@@ -456,6 +473,10 @@ class VllmStandIn(StandIn):
     def _was_reloaded(self) -> bool:
         """Whether the last control call before this label was a reload, whose tokens it names."""
         return len(self.calls) > 1 and self.calls[-2][0] == "rpc"
+
+    async def _server_info(self, call: web.Request) -> web.Response:
+        self.calls.append(("server_info", dict(call.query)))
+        return web.json_response({"vllm_config": {"device_config": {"device": self.device}}, "system_env": {}})
 
     async def _reset(self, call: web.Request) -> web.Response:
         self.calls.append(("reset", dict(call.query)))

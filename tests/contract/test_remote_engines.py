@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,69 @@ def test_vllm_failing_a_reload_leaves_weights_that_nobody_can_name(policy_dir: P
         with pytest.raises(HotloopError) as caught:
             await engine.write_weights(WeightUpdate(2, "step000002", tensors=changed(policy_dir)))
         assert caught.value.code == "install_failed" and engine.policy_version == 0
+
+    start("vllm", policy_dir, scenario)
+
+
+def policy_with_head(policy_dir: Path, *, ties_head: bool) -> None:
+    """Tie the head of a policy to its embedding, or give it one of its own."""
+    config = json.loads((policy_dir / "config.json").read_text())
+    tensors = load_file(policy_dir / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    if not ties_head:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, policy_dir / "model.safetensors", metadata={"format": "pt"})
+    (policy_dir / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": ties_head}))
+
+
+@pytest.mark.parametrize("with_bytes", [True, False], ids=["delta", "first read"])
+def test_vllm_on_a_cpu_is_not_given_a_version_that_its_tied_head_would_not_have(
+    policy_dir: Path, with_bytes: bool
+) -> None:
+    policy_with_head(policy_dir, ties_head=True)
+    before = (policy_dir / "model.safetensors").read_bytes()
+
+    async def scenario(engine: Any, stand_in: Any) -> None:
+        stand_in.device = "cpu"
+        tensors = changed(policy_dir) if with_bytes else {}
+        with pytest.raises(HotloopError, match="tied to the embedding") as caught:
+            await engine.write_weights(WeightUpdate(2, "step000002", tensors=tensors))
+        assert caught.value.code == "engine_error" and not caught.value.retryable
+        assert "HeadReload" in str(caught.value)
+        assert [call for call, _ in stand_in.calls] == ["server_info"], "nothing was reloaded or labelled"
+        assert engine.policy_version == 0 and (policy_dir / "model.safetensors").read_bytes() == before
+        (answer,) = await collect(engine, ask())
+        assert [span.policy_version for span in answer.version_spans] == [0]
+
+    start("vllm", policy_dir, scenario)
+
+
+@pytest.mark.parametrize(
+    ("device", "ties_head", "options"),
+    [
+        ("cuda", True, {}),
+        ("cpu", False, {}),
+        ("cpu", True, {"reload_method": "reload_with_head"}),
+    ],
+    ids=["gpu", "own head", "head reload"],
+)
+def test_vllm_holds_every_tensor_of_the_version_that_it_is_given(
+    policy_dir: Path, device: str, ties_head: bool, options: dict[str, Any]
+) -> None:
+    policy_with_head(policy_dir, ties_head=ties_head)
+
+    async def scenario(engine: Any, stand_in: Any) -> None:
+        stand_in.device = device
+        settings = EngineSettings(kind="vllm", policy_dir=str(policy_dir), url=stand_in.url, options=options)
+        opened = open_engine(settings)
+        tensors = changed(policy_dir)
+        await opened.write_weights(WeightUpdate(2, "step000002", tensors=tensors))
+        for name, values in tensors.items():
+            assert stand_in.engine.tensor_bytes(name) == values.tobytes(), name
+        assert opened.policy_version == 2 and stand_in.label == "2"
+        await opened.write_weights(WeightUpdate(3, "step000003", tensors=changed(policy_dir)))
+        assert [call for call, _ in stand_in.calls].count("server_info") == (0 if options else 1)
+        await opened.close()
 
     start("vllm", policy_dir, scenario)
 

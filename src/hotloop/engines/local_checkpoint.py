@@ -77,6 +77,10 @@ class LocalCheckpoint:
             if name != "__metadata__"
         }
 
+    def has(self, name: str) -> bool:
+        """Say whether there is a tensor of this name."""
+        return name in self._slots
+
     def write(self, ranges: Sequence[TensorRange], tensors: Mapping[str, Any]) -> list[Patch]:
         """Write new bytes in place.
 

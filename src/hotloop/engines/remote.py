@@ -51,7 +51,7 @@ class RemoteServer:
                 where="engine.url",
                 do="Set engine.url.",
             )
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._name = name
         self._session: aiohttp.ClientSession | None = None
 
@@ -85,7 +85,7 @@ class RemoteServer:
             ServiceError: `engine_error`, for any status but 2xx and for a body that says `success: false`.
         """
         try:
-            async with self._open().request(method, self._url + path, json=body, params=query) as answer:
+            async with self._open().request(method, self.url + path, json=body, params=query) as answer:
                 text = await answer.text()
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -107,7 +107,7 @@ class RemoteServer:
             ServiceError: `engine_error`, also for an error inside the stream.
         """
         try:
-            async with self._open().post(self._url + path, json=body) as answer:
+            async with self._open().post(self.url + path, json=body) as answer:
                 if answer.status >= 400:
                     text = (await answer.text())[:300]
                     raise self.failure(path, f"answered {answer.status}: {text}", answered=True)
@@ -130,7 +130,7 @@ class RemoteServer:
         """Make the error of one call; `answered` tells a refusal from silence."""
         details = {"answered": answered}
         return ServiceError(
-            "engine_error", f"{self._name} {path} {why}", where=self._url, details=details, retryable=True
+            "engine_error", f"{self._name} {path} {why}", where=self.url, details=details, retryable=True
         )
 
 

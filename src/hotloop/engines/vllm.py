@@ -1,14 +1,15 @@
-"""The Engine port over a running vLLM server (0.33), through `/inference/v1/generate`.
+"""The Engine port over a running vLLM server (0.32, 0.33), through `/inference/v1/generate`.
 
 Owns: the routes and fields of vLLM and their translation. The server must run with `VLLM_SERVER_DEV_MODE=1` (pause,
 resume and weight routes), `--logprobs-mode processed_logprobs` and `--enable-scale-out` (the token route).
 
 Promises: pausing is `keep`, so that requests keep their KV; the prefix cache is salted with the policy version; a
 stream across a write is held back until its last event says whose its tokens are. Stop strings are matched here,
-because the token route does not see text.
+because the token route does not see text. No label is put on weights of which a part is known to stay the old one: on
+vLLM's CPU backend a policy with a tied head or experts is refused (`find_stale_part`).
 Does not do: starting the server; its `sparse_nccl` backend, which needs the trainer in one NCCL group with the
 server, so weights reach it as a local checkpoint that a worker method reloads.
-Source: vLLM 0.33.0, its published wheel; docs/concepts/engine_adapters.md.
+Source: vLLM 0.33.0, its published wheel, and 0.32.0, run on a CPU; docs/concepts/engine_adapters.md.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,8 @@ from hotloop.types import Completion, TopLogprobs, VersionSpan
 
 RELOAD_METHOD = "reload_weights"
 """Worker method that reads the checkpoint again; `options.reload_method` names another one."""
+CALL_PREFIX = "generate-tokens-"
+"""What the token route puts before a request's id; the server aborts by the whole."""
 
 
 @dataclass(slots=True)
@@ -74,6 +79,8 @@ class VllmEngine(RemoteEngine):
         self._policy_dir = settings.policy_dir
         self._reload_method = str(settings.options.get("reload_method", RELOAD_METHOD))
         self._tokenizer: Tokenizer | None = None
+        self._ties_head = _ties_head(Path(settings.policy_dir)) or not self._checkpoint.has("lm_head.weight")
+        self._is_reload_exact = False
 
     async def _complete(self, request: GenerateRequest, index: int, call_id: str, stream: bool) -> AsyncIterator[Chunk]:
         started = self._labels.start()
@@ -116,7 +123,8 @@ class VllmEngine(RemoteEngine):
             "temperature": params.temperature,
             "stop_token_ids": list(params.stop_token_ids),
             "ignore_eos": True,  # only what was asked for ends an answer
-            "logprobs": request.top_logprobs,
+            # The server's list has this length with the sampled token first, which may not be one of the best.
+            "logprobs": request.top_logprobs + 1 if request.top_logprobs else 0,
             "n": 1,
         }
         seed = request.seeds[index] if request.seeds else None if params.seed is None else params.seed + index
@@ -171,7 +179,8 @@ class VllmEngine(RemoteEngine):
         )
 
     async def _abort_call(self, call_id: str) -> None:
-        await self._server.call("POST", "/abort_requests", {"request_ids": [call_id]})  # an empty list means everything
+        # An empty list means everything, and an unknown id nothing.
+        await self._server.call("POST", "/abort_requests", {"request_ids": [CALL_PREFIX + call_id]})
 
     async def _set_paused(self, paused: bool) -> None:
         if paused:
@@ -181,6 +190,7 @@ class VllmEngine(RemoteEngine):
 
     async def _reload(self, label: str) -> None:
         """Reload and label; a refusal of either leaves weights that nobody has named."""
+        await self._check_reload()
         arguments = {"weights_path": str(self._checkpoint.directory)}
         try:
             await self._server.call("POST", "/collective_rpc", {"method": self._reload_method, "kwargs": arguments})
@@ -191,8 +201,53 @@ class VllmEngine(RemoteEngine):
         query = {"reset_running_requests": "false"}
         await self._server.call("POST", "/reset_prefix_cache", query=query, may_decline=True)
 
+    async def _check_reload(self) -> None:
+        """Refuse a reload that would leave a part of the old weights in use; nothing was sent yet.
+
+        Raises:
+            ServiceError: `engine_error`.
+        """
+        if self._is_reload_exact or self._reload_method != RELOAD_METHOD:
+            return
+        info = await self._server.call("GET", "/server_info", query={"config_format": "json"})
+        stale = find_stale_part(info, self._ties_head, self._info.num_experts)
+        if stale:
+            raise ServiceError(
+                "engine_error",
+                f"vLLM's CPU backend does not reload {stale}, so its tokens would be of no version",
+                where=self._server.url,
+                do="Give the server `--worker-extension-cls hotloop.engines.vllm_worker.HeadReload` and set"
+                " engine.options.reload_method to reload_with_head (tied heads only), or use the torch engine.",
+                details={"answered": True, "stale_part": stale},
+            )
+        self._is_reload_exact = True
+
     async def _relabel(self, label: str) -> None:
         await self._server.call("POST", "/update_weight_version", {"new_version": label})
+
+
+def find_stale_part(info: Any, ties_head: bool, num_experts: int) -> str:
+    """Name what a reload does not reach on this server; empty where it reaches everything.
+
+    On CPUs vLLM 0.32 multiplies by packed copies. Its reload packs a layer again when the checkpoint names it, which it
+    does not for a head that shares the embedding's weight. Experts are packed in a way of their own that was not tried.
+
+    Args:
+        info: what `/server_info` answered.
+    """
+    try:
+        device = str(info["vllm_config"]["device_config"]["device"])
+    except (KeyError, TypeError):
+        device = ""  # not known, so not trusted either
+    if device and not device.startswith("cpu"):
+        return ""
+    return "a head that is tied to the embedding" if ties_head else "experts for certain" if num_experts else ""
+
+
+def _ties_head(policy_dir: Path) -> bool:
+    """Read `tie_word_embeddings`; a config without it may mean either."""
+    config = json.loads((policy_dir / "config.json").read_text(encoding="utf-8"))
+    return bool(config.get("tie_word_embeddings", True))
 
 
 def make_salt(version: int, namespace: str) -> str:
