@@ -98,19 +98,36 @@ def test_a_run_whose_output_is_gone_finishes_and_saves(workplace: Path, output: 
     assert json.loads((workplace / "run" / "summary.json").read_text())["rounds"] == 2
 
 
-def test_a_terminal_that_closes_saves_the_run(workplace: Path) -> None:
+@pytest.mark.parametrize("disposition", ["SIG_DFL", "SIG_IGN"])
+def test_a_closed_terminal_saves_the_run_unless_it_was_told_to_stay(workplace: Path, disposition: str) -> None:
+    """SIG_IGN is what `nohup` leaves to its child: the signal is then no end of the run."""
     quick = [each for each in QUICK if "rounds" not in each]
-    command = [sys.executable, "-m", "hotloop.cli.main", "run", "--out", "run", *quick, "--set=rounds=100000"]
-    with subprocess.Popen(command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None and run.stderr is not None
-        metrics = workplace / "run" / "metrics.jsonl"
-        while run.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
-            time.sleep(0.05)
+    start = (
+        f"import os, signal, sys; signal.signal(signal.SIGHUP, signal.{disposition}); os.execv(sys.executable, {{}})"
+    )
+    hotloop = ["-m", "hotloop.cli.main", "run", "--out", "run", *quick, "--set=rounds=100000"]
+    command = [sys.executable, "-c", start, *hotloop]
+    metrics = workplace / "run" / "metrics.jsonl"
+    run = subprocess.Popen(command, cwd=workplace, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for_growth(run, metrics, 0)
         run.send_signal(signal.SIGHUP)
+        if disposition == "SIG_IGN":
+            wait_for_growth(run, metrics, metrics.stat().st_size)
+            run.send_signal(signal.SIGTERM)
         _, said = run.communicate(timeout=120)
+    finally:
+        run.kill()
     assert run.returncode == 130, said
     assert "interrupted; saved after round" in said
     assert list((workplace / "run" / "checkpoints").glob("iter_*"))
+
+
+def wait_for_growth(run: subprocess.Popen[str], file: Path, size: int) -> None:
+    """Wait until a file is larger than `size` bytes."""
+    while not (file.is_file() and file.stat().st_size > size):
+        assert run.poll() is None, "the run ended"
+        time.sleep(0.05)
 
 
 def test_malformed_rows_are_named_before_a_run_folder_exists(hotloop: RunCommand, workplace: Path) -> None:
