@@ -102,9 +102,8 @@ def test_a_run_whose_output_is_gone_finishes_and_saves(workplace: Path, output: 
 def test_a_closed_terminal_saves_the_run_unless_it_was_told_to_stay(workplace: Path, disposition: str) -> None:
     """SIG_IGN is what `nohup` leaves to its child: the signal is then no end of the run."""
     quick = [each for each in QUICK if "rounds" not in each]
-    start = (
-        f"import os, signal, sys; signal.signal(signal.SIGHUP, signal.{disposition}); os.execv(sys.executable, {{}})"
-    )
+    start = f"import os, signal, sys; signal.signal(signal.SIGHUP, signal.{disposition}); "
+    start += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     hotloop = ["-m", "hotloop.cli.main", "run", "--out", "run", *quick, "--set=rounds=100000"]
     command = [sys.executable, "-c", start, *hotloop]
     metrics = workplace / "run" / "metrics.jsonl"
