@@ -177,13 +177,13 @@ def test_inspection_says_what_a_directory_is() -> None:
 
 
 _KILLED = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from hotloop.snapshots import offline
 original = offline._NewFiles.write
 def stop(self, name, position, data):
     original(self, name, position, data)
-    print("written", flush=True)
+    os.write(1, b"written\\n")  # in one piece, from whichever thread
     time.sleep(600)
 offline._NewFiles.write = stop
 offline.apply_directory(*(Path(name) for name in sys.argv[1:]))
@@ -193,16 +193,15 @@ offline.apply_directory(*(Path(name) for name in sys.argv[1:]))
 @pytest.mark.skipif(os.name != "posix", reason="needs kill -9")
 def test_a_kill_while_writing_leaves_no_output_and_the_next_call_clears_up(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    child = subprocess.Popen(
-        [sys.executable, "-c", _KILLED, str(BASE), str(DELTA), str(out)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "written\n"
-    assert not out.exists()
-    assert [path.name.startswith(".out.partial-") for path in tmp_path.iterdir()] == [True]
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
+    command = [sys.executable, "-c", _KILLED, str(BASE), str(DELTA), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "written\n"
+            assert not out.exists()
+            assert [path.name.startswith(".out.partial-") for path in tmp_path.iterdir()] == [True]
+        finally:
+            child.send_signal(signal.SIGKILL)
     apply_directory(BASE, DELTA, out)
     assert read_all(out) == read_all(FULL)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
