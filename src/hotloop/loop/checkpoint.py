@@ -146,7 +146,7 @@ def save_checkpoint(folder: RunFolder, state: LoopState, trainer: Trainer, *, ke
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise storage_error(error, directory) from error
-    except BaseException:
+    except BaseException:  # Ctrl-C in the middle of a save too must leave no half of one behind
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     for old in [saved for saved in list_checkpoints(folder) if saved <= state.round][:-keep]:

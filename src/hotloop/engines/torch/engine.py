@@ -237,7 +237,7 @@ class TorchEngine:
                 if prepared.serial != self._num_installs:  # a plan is of the arena as it was
                     plan = plan_install(self.arena, prepared.update, self._checkpoint_dtypes)
                 self._write(plan)
-            except BaseException:
+            except BaseException:  # an interrupt too leaves half-written weights, which nobody may sample from
                 self._is_paused = True
                 raise
 
