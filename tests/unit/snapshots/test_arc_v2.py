@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -21,6 +22,7 @@ from hotloop.snapshots.codecs.base import (
     list_tensors,
     parse_formats,
 )
+from hotloop.snapshots.codecs.kernel import list_kernels, name_kernel, use_kernel
 from hotloop.snapshots.shard import ShardWriter, open_shard
 
 FIXTURES = Path(__file__).parents[2] / "data" / "arc_v2"
@@ -87,6 +89,46 @@ def test_the_recorded_delta_rebuilds_the_recorded_tensors_piece_by_piece(file: s
         assert tensor.nbytes == len(new)
         assert tensor.changed_bytes == int(np.count_nonzero(old != new))
         assert tensor.is_changed == EXPECTED[file]["tensors"][tensor.name]["changed"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kernel", list_kernels())
+def test_the_recorded_delta_rebuilds_the_recorded_tensors_in_buffers(file: str, kernel: str) -> None:
+    base, full = list_tensors([open_shard(BASE / file)]), list_tensors([open_shard(FULL / file)])
+    made = {name: bytearray(b"\xa5" * tensor.nbytes) for name, tensor in base.items()}
+    views = {name: memoryview(buffer) for name, buffer in made.items()}
+    in_use = name_kernel()
+    use_kernel(kernel)
+    try:
+        rebuilt = list(arc_v2.rebuild_shard(open_shard(DELTA / file), base, views))
+    finally:
+        use_kernel(in_use)
+    assert [tensor.name for tensor in rebuilt] == sorted(base)
+    for tensor in rebuilt:
+        assert made[tensor.name] == full[tensor.name].data
+        old, new = (np.frombuffer(side[tensor.name].data, np.uint8) for side in (base, full))
+        assert tensor.changed_bytes == int(np.count_nonzero(old != new))
+
+
+def test_a_buffer_of_another_size_or_over_the_base_is_refused() -> None:
+    file = FILES[0]
+    with open_shard(BASE / file) as shard:
+        kept = {name: bytearray(shard.read(name)) for name in shard.tensors}
+    base = {
+        name: dataclasses.replace(tensor, data=memoryview(kept[name]))
+        for name, tensor in list_tensors([open_shard(BASE / file)]).items()
+    }
+    right = {name: memoryview(bytearray(tensor.nbytes)) for name, tensor in base.items()}
+    name = max(base, key=lambda each: base[each].nbytes)
+    for wrong, message in (
+        (memoryview(bytearray(base[name].nbytes - 1)), "needs a writable buffer"),
+        (memoryview(bytes(base[name].nbytes)), "needs a writable buffer"),
+        (memoryview(kept[name]), "lies over its base"),
+    ):
+        before = bytes(kept[name])
+        with pytest.raises(ValueError, match=message):
+            list(arc_v2.rebuild_shard(open_shard(DELTA / file), base, {**right, name: wrong}))
+        assert bytes(kept[name]) == before
 
 
 @pytest.mark.parametrize("name", REASONS)

@@ -27,7 +27,7 @@ from hotloop.snapshots.codecs.base import (
     check_same_layout,
     check_same_names,
 )
-from hotloop.snapshots.codecs.entry import WriteTensor, decode_entries, encode_shard_of, rebuild_entries
+from hotloop.snapshots.codecs.entry import Target, decode_entries, encode_shard_of, rebuild_entries
 from hotloop.snapshots.shard import Shard
 
 DEFAULT_LEVEL = 3
@@ -102,7 +102,7 @@ def decode_shard(
 def rebuild_shard(
     delta: Shard,
     base: Mapping[str, TensorBytes],
-    write: WriteTensor,
+    target: Target,
     *,
     formats: DeltaFormats = ARC_V2_FORMATS,
     expected_adler32: Mapping[str, int] | None = None,
@@ -115,10 +115,11 @@ def rebuild_shard(
     what was written is to be thrown away.
 
     Args:
-        write: takes name, position and new bytes; called from several threads.
-    Other arguments and errors as `decode_shard`, and what `write` raises.
+        target: a function that takes name, position and new bytes, and is called from several threads; or for each
+            name a writable buffer as large as its tensor, not over the base, which spares a copy.
+    Other arguments and errors as `decode_shard`, and what the function raises.
     """
     check_same_names(base, delta.tensors, where=delta.name)
     return rebuild_entries(
-        delta, base, write, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
+        delta, base, target, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
     )

@@ -14,7 +14,7 @@ Does not do: the formats themselves (`arc_v2`, `xor_zstd`), or where the files l
     new tensors  --+                         delta shard  --+      (verified)        |
                                                                                      +-> write_into(buffer)
                                                            +-> rebuild_shard -> RebuiltTensor, ...
-                                                                  +-> write(name, position, new bytes)
+                                                                  +-> write(name, position, new bytes), or buffers
 """
 
 from __future__ import annotations

@@ -125,9 +125,11 @@ def decode_xor(old: memoryview, payload: memoryview, hashers: Sequence[checksum.
     """
     base = view_bytes(old)
     reader = PayloadReader(payload)
-    difference = make_buffer(base.nbytes)
+    buffer = make_buffer(base.nbytes)
     for position in range(0, base.nbytes, PIECE_BYTES):
         size = min(PIECE_BYTES, base.nbytes - position)
+        place = sink.place(position, size)
+        difference = buffer if place is None else place
         filled = reader.fill(difference[:size].data)
         if filled < size:
             return position + filled

@@ -33,7 +33,7 @@ from hotloop.snapshots.codecs.base import (
 )
 from hotloop.snapshots.codecs.kernel import Bytes
 from hotloop.snapshots.codecs.parallel import map_in_order
-from hotloop.snapshots.codecs.sink import ChangeSink, Sink, WholeSink
+from hotloop.snapshots.codecs.sink import BufferSink, ChangeSink, Sink, WholeSink
 from hotloop.snapshots.codecs.zstd_frame import FrameError, Payload, PayloadReader, walk_frames
 from hotloop.snapshots.shard import Shard, ShardWriter
 
@@ -42,6 +42,8 @@ _MOST_EXPANSION = 1 << 15
 
 WriteTensor = Callable[[str, int, memoryview], None]
 """Takes a tensor's name, a position in bytes from its start, and the new bytes from there on."""
+Target = WriteTensor | Mapping[str, memoryview]
+"""Where new tensors go: a function, or for each name a writable buffer of its size, which spares a copy."""
 
 
 def _compute_most_stored(tensor_bytes: int) -> int:
@@ -168,7 +170,7 @@ def decode_entries(
 def rebuild_entries(
     delta: Shard,
     base: Mapping[str, TensorBytes],
-    write: WriteTensor,
+    target: Target,
     *,
     formats: DeltaFormats,
     expected_adler32: Mapping[str, int] | None,
@@ -178,12 +180,13 @@ def rebuild_entries(
     """Check all entries of a delta shard now, and write every new tensor out when iterated; yield what was written.
 
     Args:
-        write: called from several threads; what it got is verified only once the tensor was yielded.
-    Other arguments and errors as `decode_entries`, and what `write` raises.
+        target: a function is called from several threads; what lies in the target is verified only once the tensor
+            was yielded.
+    Other arguments and errors as `decode_entries`, and what the function raises.
     """
     jobs = _check_entries(delta, base, formats, expected_adler32)
     return map_in_order(
-        partial(_rebuild, write=write, formats=formats, scratch=scratch), jobs, workers=workers, weigh=_weigh
+        partial(_rebuild, target=target, formats=formats, scratch=scratch), jobs, workers=workers, weigh=_weigh
     )
 
 
@@ -268,11 +271,21 @@ def _decode_changes(job: _DecodeJob, *, formats: DeltaFormats, scratch: Path | N
     )
 
 
-def _rebuild(job: _DecodeJob, *, write: WriteTensor, formats: DeltaFormats, scratch: Path | None) -> RebuiltTensor:
+def _rebuild(job: _DecodeJob, *, target: Target, formats: DeltaFormats, scratch: Path | None) -> RebuiltTensor:
     name = job.entry.name
-    sink = WholeSink(partial(write, name))
+    sink = WholeSink(partial(target, name)) if callable(target) else BufferSink(_open_buffer(target, job))
     _decode(job, sink, formats, scratch)
     return RebuiltTensor(name=name, nbytes=job.base.nbytes, changed_bytes=sink.changed_bytes)
+
+
+def _open_buffer(targets: Mapping[str, memoryview], job: _DecodeJob) -> Bytes:
+    buffer = np.frombuffer(targets[job.entry.name], dtype=np.uint8)
+    needed = job.base.nbytes
+    if buffer.nbytes != needed or not buffer.flags.writeable:
+        raise ValueError(f"{job.entry.name!r} needs a writable buffer of {needed} bytes; this one has {buffer.nbytes}")
+    if np.may_share_memory(buffer, difference.view_bytes(job.base.data)):
+        raise ValueError(f"the buffer of {job.entry.name!r} lies over its base, which must stay as it is")
+    return buffer
 
 
 def _decode(job: _DecodeJob, sink: Sink, formats: DeltaFormats, scratch: Path | None) -> int | None:

@@ -50,7 +50,7 @@ class PieceChanges:
 class Kernel(Protocol):
     """Three loops over one piece of whole tensors: `size` bytes from `position` on, a multiple of 8.
 
-    A difference is `old XOR new` of the piece, at the start of a buffer that is padded to `LINE_BYTES`.
+    A difference is `old XOR new` of the piece, at the start of a buffer; `merge` wants it padded to `LINE_BYTES`.
     """
 
     def compare(self, old: Bytes, new: Bytes, position: int, size: int, difference: Bytes) -> int:
@@ -74,10 +74,11 @@ def pad_to_lines(nbytes: int) -> int:
     return -(-nbytes // LINE_BYTES) * LINE_BYTES
 
 
-def _check_piece(position: int, size: int, difference: Bytes, *tensors: Bytes) -> None:
+def _check_piece(position: int, size: int, difference: Bytes, *tensors: Bytes, needed: int | None = None) -> None:
     """Keep the loops inside their buffers; what fails here is our own mistake, never a file's."""
     room = min(tensor.nbytes for tensor in tensors)
-    if not (0 <= position <= position + size <= room) or pad_to_lines(size) > difference.nbytes:
+    needed = size if needed is None else needed
+    if not (0 <= position <= position + size <= room) or needed > difference.nbytes:
         raise ValueError(f"{size} bytes at {position} of {room}, in a buffer of {difference.nbytes}")
 
 
@@ -106,7 +107,7 @@ class NumpyKernel:
         self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]
     ) -> PieceChanges | None:
         """See `Kernel`."""
-        _check_piece(position, size, difference, base)
+        _check_piece(position, size, difference, base, needed=pad_to_lines(size))
         padded = difference[: pad_to_lines(size)]
         padded[size:] = 0
         if self._new.nbytes < padded.nbytes:
@@ -212,7 +213,7 @@ class NativeKernel:
         self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]
     ) -> PieceChanges | None:
         """See `Kernel`."""
-        _check_piece(position, size, difference, base)
+        _check_piece(position, size, difference, base, needed=pad_to_lines(size))
         if self._data.nbytes < size:
             self._data = np.empty(size, np.uint8)
             self._ranges = np.empty((size // (WORD_BYTES * DENSE_DIVISOR) + 1, 2), np.int64)

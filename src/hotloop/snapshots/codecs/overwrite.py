@@ -135,7 +135,7 @@ def _patch(
     hashers: Sequence[checksum.Hasher],
     sink: Sink,
 ) -> None:
-    difference = make_buffer(base.nbytes)
+    buffer = make_buffer(base.nbytes)
     done = 0
     for position in range(0, base.nbytes, PIECE_BYTES):
         size = min(PIECE_BYTES, base.nbytes - position)
@@ -147,6 +147,8 @@ def _patch(
         if reader.fill(values.data) < values.nbytes:
             raise FrameError("values are missing")
         places = positions[done:until].astype(np.int64)
+        place = sink.place(position, size)
+        difference = buffer if place is None else place
         difference[:] = 0
         difference[places - position] = base[places] ^ values
         sink.take(base, position, size, difference, hashers)

@@ -1,10 +1,11 @@
 """Where decoded pieces of one tensor go: gathered as absolute changes, or written out as the whole new tensor.
 
-Owns: the two sinks of a decoder, and what each costs: `ChangeSink` keeps ranges and new bytes (in a spool), `WholeSink`
-passes every piece of the new tensor on and keeps nothing.
+Owns: the three sinks of a decoder, and what each costs: `ChangeSink` keeps ranges and new bytes (in a spool),
+`WholeSink` passes every piece of the new tensor on and keeps nothing, `BufferSink` makes the new tensor in a buffer
+without a copy.
 
-Promises: a sink feeds the new bytes to the decoder's hashers, in order, each byte once. What a `WholeSink` has written
-is not verified before the decoder returns; its caller throws the target away when the decoder raises.
+Promises: a sink feeds the new bytes to the decoder's hashers, in order, each byte once. What a `WholeSink` or a
+`BufferSink` has written is not verified before the decoder returns; its caller throws it away when the decoder raises.
 
     difference piece, base piece -> sink -> hashers
                                      +----> ranges and new bytes, or the whole new piece
@@ -31,6 +32,9 @@ WritePiece = Callable[[int, memoryview], None]
 
 class Sink(Protocol):
     """Takes the pieces of one tensor, in order: `size` bytes from `position` on."""
+
+    def place(self, position: int, size: int) -> Bytes | None:
+        """Return where the difference of a piece must be put before `take`; None when any padded buffer will do."""
 
     def take(self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]) -> None:
         """Take a piece that may have changed; arguments as `Kernel.merge`, which spends `difference`."""
@@ -76,6 +80,9 @@ class ChangeSink:
         self._ranges, self._data = _Run(scratch), _Run(scratch)
         self._kernel = make_kernel()
 
+    def place(self, position: int, size: int) -> None:
+        """See `Sink`."""
+
     def take(self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]) -> None:
         """See `Sink`."""
         found = self._kernel.merge(base, position, size, difference, hashers)
@@ -103,6 +110,9 @@ class WholeSink:
         self.changed_bytes = 0
         """How many bytes differ from the base so far."""
 
+    def place(self, position: int, size: int) -> None:
+        """See `Sink`."""
+
     def take(self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]) -> None:
         """See `Sink`."""
         self.changed_bytes += self._kernel.patch(base, position, size, difference)
@@ -116,3 +126,30 @@ class WholeSink:
         for hasher in hashers:
             hasher.update(new)
         self._write(position, new)
+
+
+class BufferSink:
+    """Make the whole new tensor in a buffer: differences are expanded there and turned into new bytes in place."""
+
+    def __init__(self, target: Bytes) -> None:
+        self._target = target
+        self._kernel = make_kernel()
+        self.changed_bytes = 0
+        """How many bytes differ from the base so far."""
+
+    def place(self, position: int, size: int) -> Bytes:
+        """See `Sink`."""
+        return self._target[position : position + size]
+
+    def take(self, base: Bytes, position: int, size: int, difference: Bytes, hashers: Sequence[Hasher]) -> None:
+        """See `Sink`."""
+        self.changed_bytes += self._kernel.patch(base, position, size, difference)
+        for hasher in hashers:
+            hasher.update(difference.data)
+
+    def keep(self, base: Bytes, position: int, size: int, hashers: Sequence[Hasher]) -> None:
+        """See `Sink`."""
+        piece = self.place(position, size)
+        piece[:] = base[position : position + size]
+        for hasher in hashers:
+            hasher.update(piece.data)

@@ -31,7 +31,7 @@ from hotloop.snapshots.codecs.base import (
     check_same_layout,
     parse_formats,
 )
-from hotloop.snapshots.codecs.entry import WriteTensor, decode_entries, encode_shard_of, rebuild_entries
+from hotloop.snapshots.codecs.entry import Target, decode_entries, encode_shard_of, rebuild_entries
 from hotloop.snapshots.shard import Shard
 
 DEFAULT_LEVEL = 1
@@ -181,7 +181,7 @@ def decode_shard(
 def rebuild_shard(
     delta: Shard,
     base: Mapping[str, TensorBytes],
-    write: WriteTensor,
+    target: Target,
     *,
     formats: DeltaFormats,
     expected_adler32: Mapping[str, int] | None = None,
@@ -196,7 +196,7 @@ def rebuild_shard(
     """
     _check_names_known(delta, base)
     return rebuild_entries(
-        delta, base, write, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
+        delta, base, target, formats=formats, expected_adler32=expected_adler32, workers=workers, scratch=scratch
     )
 
 
