@@ -88,7 +88,7 @@ def full(
     """Publish a checkpoint directory as an anchor."""
     from hotloop.snapshots.checkpoint import open_checkpoint
 
-    with _open_publisher(bucket_url, workers=workers) as publisher:
+    with _open_publisher(bucket_url, is_dry_run=dry_run, workers=workers) as publisher:
         published = publisher.publish(
             open_checkpoint(directory, max_shard_bytes=max_shard_size),
             identity,
@@ -155,6 +155,7 @@ def delta(
     is_slime = delta_format == "slime"
     with _open_publisher(
         bucket_url,
+        is_dry_run=dry_run,
         workers=workers,
         full_every=full_every,
         formats=SLIME_FORMATS if is_slime else ARC_V2_FORMATS,
@@ -293,15 +294,18 @@ def _open_reader(bucket_url: str) -> SnapshotReader:
 
 
 @contextmanager
-def _open_publisher(bucket_url: str, *, makes_bucket: bool = True, **settings: Any) -> Iterator[Publisher]:
-    from hotloop.snapshots.bucket_access import open_bucket, open_bucket_to_read
+def _open_publisher(
+    bucket_url: str, *, is_dry_run: bool = False, makes_bucket: bool = True, **settings: Any
+) -> Iterator[Publisher]:
+    from hotloop.snapshots.bucket_access import open_bucket, open_bucket_to_read, open_bucket_to_rehearse
     from hotloop.snapshots.publish_job import PublishSettings
     from hotloop.snapshots.publisher import Publisher
     from hotloop.snapshots.retry import RetryPolicy
 
+    open_it = open_bucket_to_rehearse if is_dry_run else open_bucket if makes_bucket else open_bucket_to_read
     with _show_progress() as on_progress:
         yield Publisher(
-            open_bucket(bucket_url) if makes_bucket else open_bucket_to_read(bucket_url),
+            open_it(bucket_url),
             PublishSettings(keeps_parent=False, on_progress=on_progress, **settings),
             retry=RetryPolicy(budget_s=STORAGE_BUDGET_S),
         )

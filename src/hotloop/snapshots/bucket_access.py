@@ -97,6 +97,17 @@ def open_bucket_to_read(url: str, *, keys: StaticKeys | None = None, environ: Ma
     return open_bucket(url, keys=keys, environ=environ)
 
 
+def open_bucket_to_rehearse(url: str, *, environ: Mapping[str, str] = os.environ) -> Bucket:
+    """Open a bucket for a publish that writes nothing; a directory of `file://` that is not there counts as empty.
+
+    Raises: as `open_bucket`.
+    """
+    parsed = parse_bucket_url(url)
+    if parsed.scheme == "file" and not Path(parsed.prefix).is_dir():
+        return ObstoreBucket(MemoryStore(), str(parsed))
+    return open_bucket(url, environ=environ)
+
+
 def open_bucket(url: str, *, keys: StaticKeys | None = None, environ: Mapping[str, str] = os.environ) -> Bucket:
     """Open the bucket at `s3://`, `gs://`, `file://` or `memory://`, to write; the directory of `file://` is made.
 

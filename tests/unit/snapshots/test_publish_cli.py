@@ -75,12 +75,16 @@ def test_publishing_again_says_found(publish: Shell) -> None:
     assert (code, output.splitlines()[0]) == (0, "found anchor step000001 policy_version=1")
 
 
-def test_a_dry_run_leaves_the_bucket_empty(publish: Shell) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_dry_run_leaves_the_bucket_empty_and_makes_none(publish: Shell, is_there: bool) -> None:
+    if is_there:
+        publish.folder.mkdir()
     code, output = publish("full", "--dir", OLD, "--identity", "a", "--policy-version", "1", "--startup", "--dry-run")
     assert code == 0
     assert output.splitlines()[0] == "would publish anchor a policy_version=1"
     assert output.splitlines()[-1] == "would let STARTUP_SNAPSHOT name a"
-    assert list(publish.folder.iterdir()) == []
+    assert publish.folder.exists() == is_there
+    assert not is_there or list(publish.folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
