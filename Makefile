@@ -37,7 +37,7 @@ check: setup
 	$(BIN)/python -m pytest -q tests/docs
 
 unit: setup
-	$(BIN)/python -m pytest -q tests/unit tests/property
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit
 
 # The browser driver keeps an event loop running in its process, so the page has a run of its own.
 test: setup check

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ class DataPlane:
             body = parse_object(raw)
             try:
                 async with asyncio.timeout(limits.request_timeout_s):
-                    await self._until_gone(scope, raw, body, headers, send, outcome)
+                    await self._until_gone(scope, self._route(scope, raw, body, headers, send, outcome))
             except TimeoutError:
                 raise ServiceError(
                     "request_timeout",
@@ -120,16 +120,8 @@ class DataPlane:
             async with asyncio.timeout(LAST_WORDS_TIMEOUT_S):
                 await _end_broken_stream(send, error, outcome)
 
-    async def _until_gone(
-        self,
-        scope: Scope,
-        raw: bytes,
-        body: Mapping[str, Any],
-        headers: Mapping[str, str],
-        send: Send,
-        outcome: _Outcome,
-    ) -> None:
-        """Route and proxy, and give up when the client goes away.
+    async def _until_gone(self, scope: Scope, answering: Coroutine[Any, Any, None]) -> None:
+        """Await an answer, and give up when the client goes away.
 
         The connection cancels the request's own task then: a second task that waits for it would cost more than the
         rest of this file.
@@ -146,7 +138,7 @@ class DataPlane:
 
         connection.watch(leave)
         try:
-            await self._route(scope, raw, body, headers, send, outcome)
+            await answering
         except (asyncio.CancelledError, HotloopError):
             if not is_gone:
                 raise

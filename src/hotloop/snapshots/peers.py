@@ -38,6 +38,8 @@ _MAX_NONCES = 4096
 _MAX_BODY_BYTES = 4096
 _PIECE_BYTES = 1024**2
 _CONNECT_TIMEOUT_S = 5.0
+_END_WITHIN_S = 0.05
+"""How often a server looks whether it shall end."""
 
 
 def compute_proof(partition: bytes, nonce: str, body: bytes) -> str:
@@ -110,7 +112,9 @@ class PeerServer:
 
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="peer-server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": _END_WITHIN_S}, name="peer-server", daemon=True
+        )
         self._thread.start()
 
     @property
