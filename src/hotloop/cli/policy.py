@@ -48,20 +48,16 @@ def command() -> None:
 @click.option(
     "--max-positions", type=click.IntRange(min=1), default=512, show_default=True, help="Longest context in tokens."
 )
-@click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True)
-def make(
-    out: Path, seed: int, kind: str, task: str, accuracy: float, max_steps: int, max_positions: int, threads: int
-) -> None:
+def make(out: Path, seed: int, kind: str, task: str, accuracy: float, max_steps: int, max_positions: int) -> None:
     """Make a small policy and warm it up on a built-in task; the result is kept in the cache."""
     from hotloop.errors import MissingExtra
     from hotloop.loop.tasks import load_task_set
     from hotloop.units import format_seconds
 
     try:
-        from hotloop.models.builtin import make_policy, set_threads
+        from hotloop.models.builtin import make_policy
     except ImportError as error:
         raise MissingExtra('"hotloop policy make"', "torch", "torch") from error
-    set_threads(threads)
     items = load_task_set(task)
 
     def show(step: int, most: int, measured: float | None) -> None:

@@ -3,8 +3,9 @@
 Owns: the two sizes (dense in the Qwen3 architecture, mixture of experts in Qwen3-MoE), their initial weights, the
 warm-up recipe, and the cache under `$XDG_CACHE_HOME/hotloop/policies`.
 
-Promises: same kind, seed, items and recipe give the same weights; the result is an ordinary Hugging Face directory with
-a `policy.json` that says how it was made; a cache entry appears whole or not at all.
+Promises: same kind, seed, items and recipe give the same weights on one kind of machine, whoever asks: the warm-up
+takes one thread, since sums depend on how many there are, and these policies are too small for two. The result is an
+ordinary Hugging Face directory with a `policy.json` that says how it was made; a cache entry appears whole or not at all.
 
 Does not do: tasks. The caller brings (prompt, answer) pairs for training and for the gate.
 
@@ -19,7 +20,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +51,7 @@ Progress = Callable[[int, int, "float | None"], None]
 """Called with step, most steps, and the sampled gate accuracy when it was just measured."""
 
 _RECIPE = {
-    "version": 1,
+    "version": 2,
     "batch": 128,
     "lr": 3e-3,
     "lr_warmup_steps": 50,
@@ -164,9 +166,10 @@ def make_policy(
         began = time.perf_counter()
         steps, accuracy, reached = 0, 0.0, not items or not warmup_max_steps
         if items and warmup_max_steps:
-            steps, accuracy, reached = _warm_up(
-                arena, char_tokenizer(), items, gate, seed, warmup_accuracy, warmup_max_steps, progress
-            )
+            with _one_thread():
+                steps, accuracy, reached = _warm_up(
+                    arena, char_tokenizer(), items, gate, seed, warmup_accuracy, warmup_max_steps, progress
+                )
         report = PolicyReport(
             kind, seed, arena.num_params, steps, accuracy, reached, time.perf_counter() - began, key, False
         )
@@ -262,6 +265,16 @@ def _encode(tokenizer: Tokenizer, pairs: Pairs, max_positions: int) -> _Encoded:
     return _Encoded(torch.from_numpy(ids), torch.tensor([len(prompt) for prompt in prompts]), torch.from_numpy(lengths))
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _warm_up(
     arena: Arena,
     tokenizer: Tokenizer,
@@ -353,8 +366,3 @@ def _sample_accuracy(arena: Arena, held: _Encoded, generator: torch.Generator) -
         last = step.hidden_BTD[:, 0]
         positions = positions + 1
     return float(correct.float().mean())
-
-
-def set_threads(threads: int) -> None:
-    """Let the warm-up use this many threads; two on two busy cores wait for each other."""
-    torch.set_num_threads(threads)

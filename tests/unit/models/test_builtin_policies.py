@@ -45,6 +45,22 @@ def test_same_inputs_give_the_same_weights_and_other_seeds_others(kind: str, tmp
     assert not torch.equal(made[0], made[2])
 
 
+def test_the_weights_do_not_depend_on_the_caller_s_threads(tmp_path: Path) -> None:
+    items, gate = sorting_pairs(300), sorting_pairs(20, seed=1)
+    before = torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            where = tmp_path / f"{threads}"
+            make_policy(where, items=items, gate=gate, warmup_max_steps=3, cache=tmp_path / f"cache{threads}")
+            assert torch.get_num_threads() == threads
+            made.append(read_policy(where)[1].flat)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+
+
 def test_the_second_time_it_comes_from_the_cache_and_says_so(tmp_path: Path) -> None:
     first = make_policy(tmp_path / "a", cache=tmp_path / "cache")
     second = make_policy(tmp_path / "b", cache=tmp_path / "cache")
