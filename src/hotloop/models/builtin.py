@@ -5,7 +5,8 @@ warm-up recipe, and the cache under `$XDG_CACHE_HOME/hotloop/policies`.
 
 Promises: same kind, seed, items and recipe give the same weights on one kind of machine, whoever asks: the warm-up
 takes one thread, since sums depend on how many there are, and these policies are too small for two. The result is an
-ordinary Hugging Face directory with a `policy.json` that says how it was made; a cache entry appears whole or not at all.
+ordinary Hugging Face directory with a `policy.json` that says how it was made; a cache entry appears whole or not at
+all.
 
 Does not do: tasks. The caller brings (prompt, answer) pairs for training and for the gate.
 

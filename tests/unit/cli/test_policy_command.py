@@ -55,7 +55,6 @@ def test_bad_input_is_an_input_error(arguments: list[str], code: str) -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        "--threads=0",
         "--seed=-1",
         "--seed=99999999999999999999999",
         "--max-positions=0",
