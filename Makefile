@@ -39,10 +39,11 @@ check: setup
 unit: setup
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit
 
-# The browser driver keeps an event loop running in its process, so the page has a run of its own.
+# The browser driver keeps an event loop running in its process, so the page has a run of its own. Many tests wait for
+# processes, so three workers keep two cores busy; the folders with the slow tests come first in the order of names.
 test: setup check
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/browser
-	$(BIN)/python -m pytest -q tests/browser
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/browser
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/browser
 
 format: setup
 	$(BIN)/ruff format src tests examples benchmarks

@@ -260,10 +260,6 @@ def without_build(text: str) -> str:
     return json.dumps(document)
 
 
-def test_downloads_of_random_edits_equal_what_the_command_exports(lab: LabPage, tmp_path: Path) -> None:
-    check_agreement(lab, tmp_path, random.Random(20), 12)
-
-
 @pytest.mark.slow
 def test_downloads_of_200_random_edit_sequences_equal_what_the_command_exports(lab: LabPage, tmp_path: Path) -> None:
     check_agreement(lab, tmp_path, random.Random(200), 200)
