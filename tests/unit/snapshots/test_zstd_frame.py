@@ -126,7 +126,15 @@ def test_a_payload_of_endless_skippable_frames_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("level", "changed_frac", "window_bytes"),
-    [(1, 0.001, 64 << 10), (3, 0.001, 512 << 10), (3, 0.01, 64 << 10), (4, 0.5, 64 << 10), (2, 0.5, 64 << 10)],
+    [
+        (1, 0.001, 128 << 10),
+        (2, 0.001, 128 << 10),
+        (1, 0.01, 64 << 10),
+        (3, 0.001, 512 << 10),
+        (3, 0.01, 64 << 10),
+        (4, 0.5, 64 << 10),
+        (2, 0.5, 64 << 10),
+    ],
 )
 def test_a_frame_of_a_sparse_difference_has_a_short_window(level: int, changed_frac: float, window_bytes: int) -> None:
     data = (bytes(99) + b"x") * 40_000

@@ -106,7 +106,7 @@ class LocalLauncher:
                 + _last_words(spec.log_path),
                 do="See its log.",
             ) from None
-        except BaseException:
+        except BaseException:  # a cancelled start too must leave no child behind
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             raise

@@ -118,6 +118,8 @@ def rebuild_shard(
         target: a function that takes name, position and new bytes, and is called from several threads; or for each
             name a writable buffer as large as its tensor, not over the base, which spares a copy.
     Other arguments and errors as `decode_shard`, and what the function raises.
+    Raises:
+        ValueError, KeyError: a buffer of another size, read-only, over its base, or absent.
     """
     check_same_names(base, delta.tensors, where=delta.name)
     return rebuild_entries(
